@@ -1,0 +1,400 @@
+"""What every report says, worked out once: headline, findings in words, where the time goes.
+
+Text, page and notebook display differ in markup only; the sentences and numbers are made here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from fusion_advisor.records import (
+    AppliedFix,
+    Capture,
+    CostEstimate,
+    Finding,
+    Fix,
+    KernelSource,
+    OpNode,
+    Report,
+    SourceSpan,
+    TimingPair,
+    ValidationResult,
+)
+from fusion_advisor.report.values import (
+    bytes_text,
+    one_line,
+    op_text,
+    percent_text,
+    plural,
+    time_text,
+    times_text,
+)
+
+MAX_NAMED_OPS = 8  # a longer chain is told by its ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingView:
+    """A finding with all that was done about it, and the words for it."""
+
+    finding: Finding
+    rank: int
+    place: str
+    ops: tuple[str, ...]
+    kernel: KernelSource | None
+    validation: ValidationResult | None
+    fixes: tuple[Fix, ...]
+    applied: AppliedFix | None
+
+    @property
+    def id(self) -> str:
+        return self.finding.id
+
+    @property
+    def estimate(self) -> CostEstimate:
+        return self.finding.estimate
+
+    @property
+    def count(self) -> int:
+        """How many times the same program runs from this place."""
+        return len(self.finding.occurrences)
+
+    @property
+    def what(self) -> str:
+        """The ops in order: ``pow → mul → add → tanh``, times how often."""
+        names = self.ops
+        if len(names) > MAX_NAMED_OPS:
+            hidden = len(names) - 6
+            names = (*names[:3], f"… {hidden} more …", *names[-3:])
+        times = f"  (× {self.count})" if self.count > 1 else ""
+        return " → ".join(names) + times
+
+    @property
+    def saving(self) -> str:
+        return time_text(self.estimate.saved_mid_us)
+
+    @property
+    def saving_range(self) -> str:
+        low, high = self.estimate.saved_low_us, self.estimate.saved_high_us
+        return f"{time_text(low)} to {time_text(high)}"
+
+    @property
+    def share(self) -> str:
+        return percent_text(self.finding.share)
+
+    @property
+    def traffic(self) -> str:
+        return f"{bytes_text(self.estimate.bytes_before)} → {bytes_text(self.estimate.bytes_after)}"
+
+    @property
+    def launches(self) -> str:
+        return f"{self.estimate.launches_before:,} → {self.estimate.launches_after:,}"
+
+    @property
+    def in_place(self) -> bool:
+        return self.applied is not None and not self.applied.undone
+
+    @property
+    def state(self) -> str:
+        """One or two words: how far this finding has come."""
+        if self.in_place:
+            return "in place"
+        if self.applied is not None:
+            return "taken out"
+        if self.validation is not None:
+            names = {"passed": "validated", "failed": "failed validation", "not run": "not validated"}
+            return names[self.validation.status]
+        return "kernel generated" if self.kernel is not None else "found"
+
+    @property
+    def safety(self) -> str:
+        """Whether it is safe, in a sentence that says on what evidence."""
+        if self.validation is not None:
+            return validation_sentence(self.validation)
+        return {
+            "safe": "Legal to fuse; validated against eager before anything is put in place.",
+            "unsafe": "May change results: read the notes before you apply it.",
+            "display-only": "Shown only: it is not applied automatically.",
+        }[self.finding.safety]
+
+    @property
+    def next_magic(self) -> str:
+        """The line to type next in a notebook."""
+        if self.in_place:
+            return f"%fuse_undo {self.id}"
+        if self.finding.safety == "display-only" or self._refused:
+            return f"%fuse_show {self.id}"
+        return f"%fuse_apply {self.id}"
+
+    @property
+    def next_python(self) -> str:
+        """The same step from Python."""
+        if self.in_place:
+            return f'advice.undo("{self.id}")'
+        if self.finding.safety == "display-only" or self._refused:
+            return f'advice.fuse("{self.id}").text'
+        return f'advice.apply("{self.id}")'
+
+    @property
+    def _refused(self) -> bool:
+        return self.validation is not None and self.validation.status == "failed"
+
+
+def finding_views(report: Report) -> tuple[FindingView, ...]:
+    """All findings, best first, with kernel, validation, fixes and last application."""
+    nodes = {node.id: node for node in report.capture.graph.nodes}
+    kernels, validations = dict(report.kernels), dict(report.validations)
+    fixes = dict(report.fixes)
+    applied = {fix.finding: fix for fix in report.applied}
+    return tuple(
+        FindingView(
+            finding=finding,
+            rank=rank,
+            place=place_text(finding.span),
+            ops=_op_names(finding, nodes),
+            kernel=kernels.get(finding.id),
+            validation=validations.get(finding.id),
+            fixes=fixes.get(finding.id, ()),
+            applied=applied.get(finding.id),
+        )
+        for rank, finding in enumerate(report.findings, start=1)
+    )
+
+
+def _op_names(finding: Finding, nodes: dict[str, OpNode]) -> tuple[str, ...]:
+    if not finding.occurrences:
+        return ()
+    shown = finding.occurrences[0].nodes
+    return tuple(op_text(nodes[node].op) if node in nodes else one_line(node) for node in shown)
+
+
+def place_text(span: SourceSpan | None) -> str:
+    """Where something stands: ``In [3], line 4`` or ``model.py:17 in forward``."""
+    if span is None:
+        return "no source line (compiled or built-in code)"
+    if span.kind == "cell":
+        number = "?" if span.execution_count is None else str(span.execution_count)
+        place = f"In [{number}], line {span.line}"
+    else:
+        name = span.file.replace("\\", "/").rsplit("/", 1)[-1]
+        place = f"{one_line(name)}:{span.line}"
+    if span.function and span.function != "<module>":
+        place += f" in {one_line(span.function)}"
+    return place + (" (installed package)" if span.installed else "")
+
+
+def validation_sentence(result: ValidationResult) -> str:
+    """The outcome of the ladder in one sentence with its figures."""
+    run = sum(rung.status == "passed" for rung in result.rungs)
+    skipped = sum(rung.status == "not run" for rung in result.rungs)
+    rungs = f"{run} of {plural(len(result.rungs), 'check')} passed"
+    if skipped:
+        rungs += f", {skipped} not run here"
+    if result.status == "failed":
+        failed = next((rung for rung in result.rungs if rung.status == "failed"), None)
+        why = f": {failed.name}: {one_line(failed.detail)}" if failed else ""
+        return f"Not safe, not applied: validation failed{why}"
+    if result.status == "not run":
+        return f"Not validated yet ({rungs})."
+    error = (
+        "bit-equal to eager"
+        if result.worst_ulp == 0
+        else f"worst error {result.worst_ulp:.3g} ULP of {result.budget_ulp:.3g} allowed"
+    )
+    return (
+        f"Validated: {result.mismatches:,} mismatches in {plural(result.cases, 'case')}, {error}; "
+        f"{rungs}."
+    )
+
+
+def timing_sentence(pair: TimingPair) -> str:
+    """Measured eager and fused time of one kernel, beside what was predicted."""
+    text = (
+        f"{pair.target.upper() if pair.target == 'cpu' else 'CUDA'}, {pair.inputs or 'own'} inputs: "
+        f"eager {time_text(pair.eager_us)} ± {time_text(pair.eager_spread_us)}, "
+        f"fused {time_text(pair.fused_us)} ± {time_text(pair.fused_spread_us)} "
+        f"({times_text(pair.eager_us, pair.fused_us)})"
+    )
+    if pair.predicted_us > 0:
+        text += f"; predicted {time_text(pair.predicted_us)}"
+    return text
+
+
+def applied_sentence(fix: AppliedFix) -> str:
+    """What applying did to the whole call, and the way back."""
+    where = plural(len(fix.places), "place") if fix.places else one_line(fix.where)
+    if fix.undone:
+        return f"{fix.finding} is not in place: {one_line(fix.reason) or 'undone'}"
+    measured = (
+        f"whole call {time_text(fix.before_us)} → {time_text(fix.after_us)} "
+        f"({times_text(fix.before_us, fix.after_us)}), "
+        if fix.before_us > 0 and fix.after_us > 0
+        else ""
+    )
+    return f"{fix.finding} in place: {measured}{where} changed; undo: %fuse_undo {fix.finding}"
+
+
+# -- the whole run -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The run as a whole."""
+
+    headline: str
+    facts: tuple[tuple[str, str, str], ...]  # label, figure, explanation
+    warnings: tuple[str, ...]
+
+
+def summarize(report: Report) -> Summary:
+    """The headline, the figures beside it, and what limits them."""
+    return Summary(
+        headline=headline(report),
+        facts=tuple(_facts(report)),
+        warnings=tuple(_warnings(report)),
+    )
+
+
+def headline(report: Report) -> str:
+    """One sentence: what to gain, or that there is nothing."""
+    capture = report.capture
+    if not report.findings:
+        reason = one_line(report.nothing) or "no group of ops would get faster."
+        return f"Nothing worth fusing: {reason}"
+    saved = sum(finding.estimate.saved_mid_us for finding in report.findings)
+    places = plural(len(report.findings), "place")
+    text = f"Fusing {places} would save about {time_text(saved)}"
+    if capture.wall_us > 0:
+        text += f" of {time_text(capture.wall_us)}"
+        return f"{text} per run ({percent_text(min(1.0, saved / capture.wall_us))})"
+    return text + " per run"
+
+
+def _facts(report: Report) -> list[tuple[str, str, str]]:
+    capture = report.capture
+    facts = [
+        (
+            "Time per run",
+            time_text(capture.wall_us) if capture.wall_us else "not measured",
+            f"median of warmed, uninstrumented replays (spread {time_text(capture.wall_spread_us)})"
+            if capture.wall_us
+            else "no replay was timed",
+        )
+    ]
+    if report.bytes_before:
+        saved = 1 - report.bytes_after / report.bytes_before
+        facts.append(
+            (
+                "Memory traffic",
+                f"{bytes_text(report.bytes_before)} → {bytes_text(report.bytes_after)}",
+                f"{percent_text(saved)} less, counting each op's distinct reads and writes",
+            )
+        )
+    before, after = launches(report)
+    if before:
+        facts.append(
+            ("Kernels launched", f"{before:,} → {after:,}", "compute ops that touch memory")
+        )
+    ratios = ", ".join(
+        f"{one_line(ratio.name)} {percent_text(ratio.fused_ops / ratio.ops if ratio.ops else 0.0)}"
+        for ratio in report.ratios
+    )
+    facts.append(
+        (
+            "Ops",
+            f"{compute_ops(capture):,}",
+            f"{len(capture.graph.nodes):,} dispatched, views included"
+            + (f"; in fused groups: {ratios}" if ratios else ""),
+        )
+    )
+    facts.append(("Recording", proof_word(capture), one_line(capture.proof.message)))
+    return facts
+
+
+def proof_word(capture: Capture) -> str:
+    """How the replay proof ended, in a word or two."""
+    proof = capture.proof
+    if proof.status == "passed":
+        return "proven, within tolerance" if proof.tolerant_nodes else "proven bitwise"
+    return "not proven" if proof.status == "failed" else "proof not run"
+
+
+def compute_ops(capture: Capture) -> int:
+    """Ops that touch memory: views and metadata do not count."""
+    return sum(node.kind not in ("view", "metadata") for node in capture.graph.nodes)
+
+
+def launches(report: Report) -> tuple[int, int]:
+    """Kernels as it is and with all findings fused; device counts where the run had any."""
+    counted = sum(time.kernels for time in report.capture.times)
+    before = counted or compute_ops(report.capture)
+    saved = sum(
+        finding.estimate.launches_before - finding.estimate.launches_after
+        for finding in report.findings
+    )
+    return before, max(0, before - saved)
+
+
+def _warnings(report: Report) -> list[str]:
+    capture = report.capture
+    found = []
+    if capture.truncated:
+        found.append(f"Recording stopped early: {one_line(capture.truncated)}")
+    if capture.proof.status == "failed":
+        found.append(
+            "The recording could not be proven by replay, so fixes that touch the unproven part "
+            f"are refused: {one_line(capture.proof.message)}"
+        )
+    if capture.ceilings is not None and capture.ceilings.origin == "table":
+        found.append(
+            f"Times are estimates for {one_line(capture.ceilings.name)}, which is not in this "
+            "machine; figures come from its data sheet."
+        )
+    seen: set[str] = set()
+    for note in (*capture.notes, *report.notes):
+        text = one_line(note)
+        if text and text not in seen:
+            seen.add(text)
+            found.append(text)
+    return found
+
+
+def time_by_kind(capture: Capture) -> tuple[tuple[str, float, int], ...]:
+    """Attributed time by op kind (kind, us, ops), largest first, then the unaccounted rest."""
+    kinds = {node.id: node.kind for node in capture.graph.nodes}
+    on_device = any(time.device_us > 0 for time in capture.times)
+    spent: Counter[str] = Counter()
+    ops: Counter[str] = Counter()
+    for time in capture.times:
+        kind = kinds.get(time.node, "other")
+        spent[kind] += time.device_us if on_device else time.host_us  # type: ignore[assignment]
+        ops[kind] += 1
+    rows = sorted(((kind, us, ops[kind]) for kind, us in spent.items()), key=lambda row: (-row[1], row[0]))
+    if not rows:
+        return ()
+    rest = capture.wall_us - sum(us for _, us, _ in rows)
+    return (*rows, ("unaccounted (Python, waiting, overlap)", rest, 0))
+
+
+def bound_counts(report: Report) -> tuple[tuple[str, int], ...]:
+    """How many ops are memory-, compute- or overhead-bound, most first."""
+    counts = Counter(bound for _, bound in report.bounds)
+    return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def blocker_places(report: Report) -> tuple[tuple[str, str, str, str], ...]:
+    """The why-not list: code, ops, place, reason; repeated reasons are counted once."""
+    nodes = {node.id: node for node in report.capture.graph.nodes}
+    rows: dict[tuple[str, str, str, str], int] = {}
+    for blocker in report.why_not:
+        known = [nodes[name] for name in blocker.nodes if name in nodes]
+        ops = " → ".join(op_text(node.op) for node in known) or "—"
+        span = next((node.span for node in known if node.span is not None), None)
+        place = place_text(span) if span is not None else ""
+        key = (one_line(blocker.code), ops, place, one_line(blocker.message))
+        rows[key] = rows.get(key, 0) + 1
+    return tuple(
+        (code, ops + (f"  (× {count})" if count > 1 else ""), place, message)
+        for (code, ops, place, message), count in rows.items()
+    )
