@@ -1,0 +1,224 @@
+"""The report as one self-contained HTML page: no network, light and dark, usable without scripts.
+
+The order is a reader's: what to gain, the ranked list, each finding with its evidence, where the
+time goes, what was not fused and why, and the machine it was measured on.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+from fusion_advisor._version import __version__
+from fusion_advisor.records import Environment, Report
+from fusion_advisor.report.html_finding import finding_card, status_tag
+from fusion_advisor.report.page_style import SCRIPT, STYLE
+from fusion_advisor.report.roofline import roofline, roofline_svg
+from fusion_advisor.report.values import escaped, percent_text, plural, time_text
+from fusion_advisor.report.view import (
+    FindingView,
+    Summary,
+    blocker_places,
+    bound_counts,
+    finding_views,
+    summarize,
+    time_by_kind,
+)
+
+
+def render_html(report: Report) -> str:
+    """The whole page; the same report gives the same bytes."""
+    views = finding_views(report)
+    summary = summarize(report)
+    title = escaped(report.capture.title or "Fusion report")
+    body = [
+        _header(title, summary),
+        "<main>",
+        _findings_table(views),
+        "".join(finding_card(report, view) for view in views),
+        _gains(views),
+        _roofline(report),
+        _time(report),
+        _why_not(report),
+        _environment(report),
+        "</main>",
+        f"<footer><p>Fusion Advisor {escaped(__version__)}. Times are medians; memory traffic counts "
+        "each op's distinct bytes read and written.</p></footer>",
+    ]
+    return _page(title, "\n".join(part for part in body if part))
+
+
+def _page(title: str, body: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    policy = (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title} – fusion report</title>\n<style>\n{STYLE}\n</style>\n</head>\n<body>\n"
+        f"{body}\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+    )
+
+
+def _header(title: str, summary: Summary) -> str:
+    facts = "".join(
+        f'<div class="fact"><dt>{escaped(label)}</dt><dd class="figure">{escaped(figure)}</dd>'
+        f'<dd class="why">{escaped(why)}</dd></div>'
+        for label, figure, why in summary.facts
+    )
+    warnings = "".join(f"<li>{escaped(line)}</li>" for line in summary.warnings)
+    notes = f'<ul class="notes" aria-label="Notes">{warnings}</ul>' if warnings else ""
+    return (
+        '<header>\n<a class="skip" href="#findings">Skip to the findings</a>\n'
+        f'<p class="run">{title}</p>\n<h1>{escaped(summary.headline)}</h1>\n'
+        f'<dl class="facts">{facts}</dl>\n{notes}\n</header>'
+    )
+
+
+def _findings_table(views: tuple[FindingView, ...]) -> str:
+    if not views:
+        return '<section id="findings"><h2>Findings</h2><p class="muted">None.</p></section>'
+    largest = max((view.finding.share for view in views), default=0.0) or 1.0
+    rows = "".join(_finding_row(view, largest) for view in views)
+    return (
+        '<section id="findings"><h2>Findings, best first</h2>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Ranked findings"><table>'
+        '<thead><tr><th scope="col">Finding</th><th scope="col">What and where</th>'
+        '<th scope="col" class="num">Saves per run</th><th scope="col">Share</th>'
+        '<th scope="col" class="num">Memory traffic</th><th scope="col" class="num">Kernels</th>'
+        f'<th scope="col">State</th></tr></thead><tbody>{rows}</tbody></table></div></section>'
+        "<h2>The evidence</h2>"
+    )
+
+
+def _finding_row(view: FindingView, largest: float) -> str:
+    width = max(0.0, min(100.0, 100 * view.finding.share / largest))
+    return (
+        f'<tr><th scope="row"><a href="#{escaped(view.id)}">{escaped(view.id)}</a></th>'
+        f'<td class="where">{escaped(view.finding.title)}<br>'
+        f'<span class="muted">{escaped(view.place)}</span></td>'
+        f'<td class="num">{escaped(view.saving)}<br>'
+        f'<span class="muted">{escaped(view.saving_range)}</span></td>'
+        f'<td class="nowrap">{escaped(view.share)}'
+        f'<span class="bar"><i style="width:{width:.1f}%"></i></span></td>'
+        f'<td class="num">{escaped(view.traffic)}</td><td class="num">{escaped(view.launches)}</td>'
+        f"<td>{status_tag(view)}</td></tr>"
+    )
+
+
+def _gains(views: tuple[FindingView, ...]) -> str:
+    if not views:
+        return ""
+    blocks = []
+    for label, before, after in (
+        ("Memory traffic", [v.estimate.bytes_before for v in views], [v.estimate.bytes_after for v in views]),
+        ("Kernels launched", [v.estimate.launches_before for v in views], [v.estimate.launches_after for v in views]),
+    ):  # fmt: skip
+        largest = max([*before, *after, 1])
+        rows = "".join(
+            _bar_pair(view, label, one / largest, other / largest)
+            for view, one, other in zip(views, before, after, strict=True)
+        )
+        blocks.append(f'<h3>{label}</h3><div class="pair">{rows}</div>')
+    key = '<p class="key"><span><i></i>before</span><span><i class="after"></i>after fusion</span></p>'
+    return (
+        '<section><h2>Before and after</h2><div class="card">'
+        + "<br>".join(blocks)
+        + key
+        + "</div></section>"
+    )
+
+
+def _bar_pair(view: FindingView, label: str, before: float, after: float) -> str:
+    text = view.traffic if label == "Memory traffic" else view.launches
+    first, _, second = text.partition(" → ")
+    return (
+        f'<span class="name">{escaped(view.id)}</span>'
+        f'<span class="track"><i style="width:{100 * before:.1f}%"></i></span><span>{escaped(first)}</span>'
+        f'<span class="track"><i class="after" style="width:{100 * after:.1f}%"></i></span>'
+        f"<span>{escaped(second)}</span>"
+    )
+
+
+def _roofline(report: Report) -> str:
+    model = roofline(report)
+    if model is None:
+        return ""
+    ceilings = report.capture.ceilings
+    name = escaped(ceilings.name) if ceilings is not None else ""
+    origin = "measured here" if ceilings is not None and ceilings.origin == "measured" else "data sheet"
+    return (
+        '<section><h2>Roofline</h2><div class="card">'
+        f'<p class="muted">{name}, {origin}. A finding left of the ridge waits for memory: fusing '
+        "moves it right, because the same work moves fewer bytes.</p>"
+        f"{roofline_svg(model)}"
+        '<p class="key"><span><i></i>before</span><span><i class="after"></i>after fusion '
+        "(estimate)</span></p></div></section>"
+    )
+
+
+def _time(report: Report) -> str:
+    rows = time_by_kind(report.capture)
+    if not rows:
+        return ""
+    total = report.capture.wall_us or sum(us for _, us, _ in rows) or 1.0
+    body = "".join(
+        f'<tr><th scope="row">{escaped(kind)}</th><td class="num">{f"{ops:,}" if ops else ""}</td>'
+        f'<td class="num">{escaped(time_text(us))}</td><td>{escaped(percent_text(us / total))}'
+        f'<span class="bar"><i style="width:{max(0.0, min(100.0, 100 * us / total)):.1f}%"></i></span>'
+        "</td></tr>"
+        for kind, us, ops in rows
+    )
+    bounds = ", ".join(f"{plural(count, 'op')} {name}" for name, count in bound_counts(report))
+    return (
+        '<section><h2>Where the time goes</h2><div class="scroll" tabindex="0" role="region" '
+        'aria-label="Time by kind of op"><table><thead><tr><th scope="col">Kind of op</th>'
+        '<th scope="col" class="num">Ops</th><th scope="col" class="num">Time</th>'
+        f'<th scope="col">Share of the run</th></tr></thead><tbody>{body}</tbody></table></div>'
+        f'<p class="muted">{escaped(bounds)}</p></section>'
+    )
+
+
+def _why_not(report: Report) -> str:
+    rows = blocker_places(report)
+    if not rows:
+        return ""
+    body = "".join(
+        f'<tr><th scope="row"><code>{escaped(code)}</code></th><td class="where">{escaped(ops)}</td>'
+        f'<td class="where">{escaped(place)}</td><td class="where">{escaped(message)}</td></tr>'
+        for code, ops, place, message in rows
+    )
+    return (
+        '<section><h2>Not fused, and why</h2>'
+        '<div class="filter" id="filter" hidden><label for="q">Filter by op, place or reason</label>'
+        '<input id="q" type="search" autocomplete="off"><span id="shown" role="status"></span></div>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Pairs that are not fused">'
+        '<table id="why-not"><thead><tr><th scope="col">Code</th><th scope="col">Ops</th>'
+        '<th scope="col">Where</th><th scope="col">Reason</th></tr></thead>'
+        f"<tbody>{body}</tbody></table></div></section>"
+    )
+
+
+def _environment(report: Report) -> str:
+    environment: Environment = report.capture.environment
+    packages = ", ".join(f"{name} {version}" for name, version in environment.packages)
+    rows = [
+        ("Recorded", environment.recorded_at or "unknown"),
+        ("Python", environment.python),
+        ("Packages", packages or "unknown"),
+        ("Processor", f"{environment.cpu or 'unknown'}, {plural(environment.threads, 'thread')}"),
+        ("Devices", ", ".join(environment.devices) or "no accelerator"),
+        ("Platform", environment.platform or "unknown"),
+    ]
+    proof = report.capture.proof
+    compared = f"{proof.status}: {plural(proof.compared_values, 'value')} compared"
+    compared += ", in a separate process" if proof.isolated else ""
+    rows.append(("Replay proof", f"{compared}. {proof.message}"))
+    body = "".join(
+        f'<tr><th scope="row">{escaped(name)}</th><td class="where">{escaped(value)}</td></tr>'
+        for name, value in rows
+    )
+    return f'<section><h2>Measured on</h2><div class="scroll"><table><tbody>{body}</tbody></table></div></section>'
