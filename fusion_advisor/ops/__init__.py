@@ -1,5 +1,34 @@
-"""The op table: the one place where an op's kind, recipe, work and rounding are known."""
+"""The op table: the one place where an op's kind, recipe, work and rounding are known.
 
+``lookup`` gives an op's row, ``classify`` the kind of any op.  Importing this
+package registers every recipe module.
+"""
+
+from fusion_advisor.ops import activations, arithmetic, elementary, gradients, logic
+from fusion_advisor.ops.calls import Call, Operand, bind, flat_arguments
+from fusion_advisor.ops.dtypes import ITEM_BYTES, SUPPORTED_DTYPES
 from fusion_advisor.ops.kinds import classify, functional_name, is_inplace
+from fusion_advisor.ops.scalars import OPCODES, Builder, Opcode, type_error
+from fusion_advisor.ops.table import OpInfo, lookup, rows
 
-__all__ = ["classify", "functional_name", "is_inplace"]
+RECIPE_MODULES = (arithmetic, elementary, logic, activations, gradients)
+
+__all__ = [
+    "ITEM_BYTES",
+    "OPCODES",
+    "RECIPE_MODULES",
+    "SUPPORTED_DTYPES",
+    "Builder",
+    "Call",
+    "OpInfo",
+    "Opcode",
+    "Operand",
+    "bind",
+    "classify",
+    "flat_arguments",
+    "functional_name",
+    "is_inplace",
+    "lookup",
+    "rows",
+    "type_error",
+]

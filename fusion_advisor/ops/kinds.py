@@ -18,33 +18,33 @@ _DUNDER_INPLACE = {
 
 _BASES_BY_KIND: dict[OpKind, str] = {
     "elementwise": """
-        __and__ __lshift__ __or__ __rshift__ __xor__ _prelu_kernel _prelu_kernel_backward _to_copy
-        abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh bitwise_and
-        bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp
-        clamp_max clamp_min copysign cos cosh deg2rad digamma div elu elu_backward eq erf erfc
-        erfinv exp exp2 expm1 fill float_power floor floor_divide fmax fmin fmod frac ge gelu
-        gelu_backward gt hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward hardswish
-        hardswish_backward hardtanh hardtanh_backward heaviside hypot i0 igamma igammac isfinite
-        isinf isnan isneginf isposinf ldexp le leaky_relu leaky_relu_backward lerp lgamma log
-        log10 log1p log2 log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 logical_and
-        logical_not logical_or logical_xor logit logit_backward lt masked_fill maximum minimum
-        mish mish_backward mul mvlgamma nan_to_num native_dropout_backward ne neg nextafter polygamma positive pow prelu
-        rad2deg real reciprocal relu relu6 remainder round rrelu_with_noise_backward rsqrt rsub
-        selu sgn sigmoid sigmoid_backward sign signbit silu silu_backward sin sinc sinh
-        softplus softplus_backward softshrink softshrink_backward special_entr special_erfcx
-        special_i0e special_i1 special_i1e special_log_ndtr special_ndtri special_xlog1py
-        special_zeta sqrt square sub tan tanh tanh_backward threshold threshold_backward trunc
-        where xlogy zero
+        __and__ __lshift__ __or__ __rshift__ __xor__ _prelu_kernel _prelu_kernel_backward
+        _to_copy abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh
+        bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor
+        ceil celu clamp clamp_max clamp_min copysign cos cosh deg2rad digamma div elu
+        elu_backward eq erf erfc erfinv exp exp2 expm1 fill float_power floor floor_divide fmax
+        fmin fmod frac ge gelu gelu_backward gt hardshrink hardshrink_backward hardsigmoid
+        hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside
+        hypot i0 igamma igammac isfinite isinf isnan isneginf isposinf ldexp le leaky_relu
+        leaky_relu_backward lerp lgamma log log10 log1p log2 log_sigmoid_backward
+        log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not logical_or logical_xor
+        logit logit_backward lt masked_fill maximum minimum mish mish_backward mul mvlgamma
+        nan_to_num native_dropout_backward ne neg nextafter polygamma positive pow prelu rad2deg
+        real reciprocal relu relu6 remainder round rrelu_with_noise_backward rsqrt rsub selu sgn
+        sigmoid sigmoid_backward sign signbit silu silu_backward sin sinc sinh softplus
+        softplus_backward softshrink softshrink_backward special_entr special_erfcx special_i0e
+        special_i1 special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta sqrt
+        square sub tan tanh tanh_backward threshold threshold_backward trunc where xlogy zero
     """,
     "reduction": """
-        _cdist_forward _log_softmax _log_softmax_backward_data _logcumsumexp
-        _safe_softmax _softmax _softmax_backward_data all amax amin aminmax any argmax argmin bincount
-        binary_cross_entropy binary_cross_entropy_backward
-        count_nonzero cummax cummin cumprod cumsum dist dot histc huber_loss kthvalue
-        l1_loss linalg_vector_norm logcumsumexp logsumexp max mean median min mode mse_loss
-        mse_loss_backward nanmean nanmedian nansum nll_loss2d_backward nll_loss2d_forward
-        nll_loss_backward nll_loss_forward norm prod smooth_l1_loss smooth_l1_loss_backward sort
-        std std_mean sum sum_to_size topk trace trapezoid var var_mean vdot
+        _cdist_forward _log_softmax _log_softmax_backward_data _logcumsumexp _safe_softmax
+        _softmax _softmax_backward_data all amax amin aminmax any argmax argmin bincount
+        binary_cross_entropy binary_cross_entropy_backward count_nonzero cummax cummin cumprod
+        cumsum dist dot histc huber_loss kthvalue l1_loss linalg_vector_norm logcumsumexp
+        logsumexp max mean median min mode mse_loss mse_loss_backward nanmean nanmedian nansum
+        nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward norm prod
+        smooth_l1_loss smooth_l1_loss_backward sort std std_mean sum sum_to_size topk trace
+        trapezoid var var_mean vdot
     """,
     "matmul": """
         _addmm_activation _grouped_mm _int_mm _linalg_det _linalg_eigh _linalg_solve_ex
@@ -69,46 +69,43 @@ _BASES_BY_KIND: dict[OpKind, str] = {
         _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
         _scaled_dot_product_flash_attention_for_cpu
         _scaled_dot_product_flash_attention_for_cpu_backward
-        _scaled_dot_product_fused_attention_overrideable
-        _transform_bias_rescale_qkv _transformer_encoder_layer_fwd
-        _triton_multi_head_attention _triton_scaled_dot_attention scaled_dot_product_attention
+        _scaled_dot_product_fused_attention_overrideable _transform_bias_rescale_qkv
+        _transformer_encoder_layer_fwd _triton_multi_head_attention _triton_scaled_dot_attention
+        scaled_dot_product_attention
     """,
     "normalization": """
-        _batch_norm_impl_index _fused_rms_norm _fused_rms_norm_backward
-        _native_batch_norm_legit _native_batch_norm_legit_functional
-        _native_batch_norm_legit_no_training batch_norm batch_norm_backward
-        batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt
-        batch_norm_gather_stats batch_norm_stats cudnn_batch_norm cudnn_batch_norm_backward
-        group_norm instance_norm layer_norm native_batch_norm
+        _batch_norm_impl_index _fused_rms_norm _fused_rms_norm_backward _native_batch_norm_legit
+        _native_batch_norm_legit_functional _native_batch_norm_legit_no_training batch_norm
+        batch_norm_backward batch_norm_backward_elemt batch_norm_backward_reduce
+        batch_norm_elemt batch_norm_gather_stats batch_norm_stats cudnn_batch_norm
+        cudnn_batch_norm_backward group_norm instance_norm layer_norm native_batch_norm
         native_batch_norm_backward native_group_norm native_group_norm_backward
-        native_layer_norm native_layer_norm_backward renorm rms_norm 
-        _weight_norm_interface _weight_norm_interface_backward
+        native_layer_norm native_layer_norm_backward renorm rms_norm _weight_norm_interface
+        _weight_norm_interface_backward
     """,
     "view": """
-        _conj _neg_view _reshape_alias _unsafe_view alias as_strided chunk conj
-        diagonal expand expand_as flatten movedim narrow numpy_T permute
-        reshape select slice split split_with_sizes squeeze swapaxes swapdims t transpose
-        unbind unflatten unfold unsqueeze view view_as view_as_complex view_as_real
-        _test_serialization_subcmul imag adjoint mT mH  
+        _conj _neg_view _reshape_alias _unsafe_view alias as_strided chunk conj diagonal expand
+        expand_as flatten movedim narrow numpy_T permute reshape select slice split
+        split_with_sizes squeeze swapaxes swapdims t transpose unbind unflatten unfold unsqueeze
+        view view_as view_as_complex view_as_real _test_serialization_subcmul imag adjoint mT mH
     """,
     "metadata": """
-        _assert_async _assert_scalar _assert_tensor_metadata _backward _has_compatible_shallow_copy_type
-        _has_same_storage_numel _version data detach dim is_complex
-        is_conj is_contiguous is_floating_point is_leaf is_neg 
-        is_pinned is_same_size is_set_to is_signed lift lift_fresh numel output_nr
-        promote_types requires_grad result_type retain_grad set set_data size storage_offset
-        stride sym_constrain_range sym_constrain_range_for_size sym_is_contiguous sym_numel
-        sym_size sym_storage_offset sym_stride resize resize_as
-        record_stream  
+        _assert_async _assert_scalar _assert_tensor_metadata _backward
+        _has_compatible_shallow_copy_type _has_same_storage_numel _version data detach dim
+        is_complex is_conj is_contiguous is_floating_point is_leaf is_neg is_pinned is_same_size
+        is_set_to is_signed lift lift_fresh numel output_nr promote_types requires_grad
+        result_type retain_grad set set_data size storage_offset stride sym_constrain_range
+        sym_constrain_range_for_size sym_is_contiguous sym_numel sym_size sym_storage_offset
+        sym_stride resize resize_as record_stream
     """,
     "copy": """
-        _copy_from _fft_c2c _pack_padded_sequence _pad_circular cat clone concat
-        constant_pad_nd contiguous copy column_stack dstack expand_copy flip
-        fliplr flipud hstack lift_fresh_copy pad permute_copy pixel_shuffle pixel_unshuffle
-        reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave
-        replication_pad1d replication_pad2d replication_pad3d roll rot90 slice_copy
-        stack t_copy tile transpose_copy tril triu view_copy vstack channel_shuffle
-        _chunk_cat split_copy split_with_sizes_copy unbind_copy block_diag
+        _copy_from _fft_c2c _pack_padded_sequence _pad_circular cat clone concat constant_pad_nd
+        contiguous copy column_stack dstack expand_copy flip fliplr flipud hstack
+        lift_fresh_copy pad permute_copy pixel_shuffle pixel_unshuffle reflection_pad1d
+        reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d
+        replication_pad2d replication_pad3d roll rot90 slice_copy stack t_copy tile
+        transpose_copy tril triu view_copy vstack channel_shuffle _chunk_cat split_copy
+        split_with_sizes_copy unbind_copy block_diag
     """,
     "indexing": """
         _embedding_bag _embedding_bag_backward _embedding_bag_forward_only _index_put_impl
@@ -120,11 +117,10 @@ _BASES_BY_KIND: dict[OpKind, str] = {
         max_pool1d_with_indices max_pool2d_with_indices max_pool2d_with_indices_backward
         max_pool3d_with_indices max_pool3d_with_indices_backward put scatter scatter_add
         scatter_reduce searchsorted select_backward select_scatter slice_backward slice_scatter
-        take take_along_dim unfold_backward
-        upsample_bicubic2d upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d
-        upsample_nearest1d upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d
-        upsample_trilinear3d _upsample_bicubic2d_aa _upsample_bilinear2d_aa
-        _upsample_nearest_exact2d
+        take take_along_dim unfold_backward upsample_bicubic2d upsample_bilinear2d
+        upsample_bilinear2d_backward upsample_linear1d upsample_nearest1d upsample_nearest2d
+        upsample_nearest2d_backward upsample_nearest3d upsample_trilinear3d
+        _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact2d
         adaptive_avg_pool2d _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
         _adaptive_avg_pool3d adaptive_max_pool2d avg_pool1d avg_pool2d avg_pool2d_backward
         avg_pool3d col2im im2col one_hot
@@ -136,14 +132,14 @@ _BASES_BY_KIND: dict[OpKind, str] = {
         scalar_tensor tril_indices triu_indices vander zeros zeros_like
     """,
     "random": """
-         _fused_dropout _sample_dirichlet _standard_gamma alpha_dropout bernoulli binomial
-        cauchy dropout exponential feature_dropout geometric log_normal multinomial native_dropout
+        _fused_dropout _sample_dirichlet _standard_gamma alpha_dropout bernoulli binomial cauchy
+        dropout exponential feature_dropout geometric log_normal multinomial native_dropout
         normal normal_functional poisson rand rand_like randint randint_like randn randn_like
         randperm random rrelu rrelu_with_noise rrelu_with_noise_functional uniform
     """,
     "host-sync": """
-        _is_all_true _is_any_true _local_scalar_dense _unique _unique2 allclose item equal masked_select
-        nonzero nonzero_static unique_consecutive unique_dim is_nonzero 
+        _is_all_true _is_any_true _local_scalar_dense _unique _unique2 allclose item equal
+        masked_select nonzero nonzero_static unique_consecutive unique_dim is_nonzero
         _nested_tensor_from_mask
     """,
     "optimizer": """

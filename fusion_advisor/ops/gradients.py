@@ -1,0 +1,254 @@
+"""Recipes of the backward formulas that eager runs as single kernels."""
+
+from __future__ import annotations
+
+import math
+
+from fusion_advisor.ops.activations import (
+    GELU_CUBE,
+    SQRT_2_OVER_PI,
+    SQRT_HALF,
+    gelu_inner,
+    multiply,
+    sigmoid_of,
+)
+from fusion_advisor.ops.calls import Call
+from fusion_advisor.ops.scalars import Value
+from fusion_advisor.ops.table import op
+
+_ONE_SIXTH_FLOAT32 = 0.1666666716337204  # eager's constant is float32 in every dtype
+
+
+def _inputs(call: Call, *names: str) -> tuple[str, list[Value]]:
+    """The promoted dtype and the loaded operands."""
+    dtype = call.require_float(call.common_dtype(*names))
+    return dtype, [call.load(name, dtype) for name in names]
+
+
+def _square_from_one(call: Call, value: Value, dtype: str) -> Value:
+    """1 - value², one fused multiply-add as in eager."""
+    return call.emit("fma", call.emit("neg", value), value, call.constant(1.0, dtype))
+
+
+@op(
+    "threshold_backward.default",
+    parameters="grad_output self threshold",
+    flops=2,
+    discontinuous=True,
+)
+def threshold_backward(call: Call) -> Value:
+    """0 where x is at most the threshold, else the gradient."""
+    dtype = call.require_number(call.common_dtype("grad_output", "self"))
+    gradient, x = call.load("grad_output", dtype), call.load("self", dtype)
+    below = call.emit("le", x, call.wide("threshold", dtype))
+    return call.store(call.emit("select", below, call.constant(0, dtype), gradient), dtype)
+
+
+@op("tanh_backward.default", parameters="grad_output output", flops=3)
+def tanh_backward(call: Call) -> Value:
+    """``g * (1 - t*t)``."""
+    dtype, (gradient, tanh) = _inputs(call, "grad_output", "output")
+    return call.store(call.emit("mul", gradient, _square_from_one(call, tanh, dtype)), dtype)
+
+
+@op("sigmoid_backward.default", parameters="grad_output output", flops=3)
+def sigmoid_backward(call: Call) -> Value:
+    """(g * (1 - s)) * s; float16 rounds after each step."""
+    dtype, (gradient, sigmoid) = _inputs(call, "grad_output", "output")
+    rest: Value = call.emit("sub", call.constant(1.0, dtype), sigmoid)
+    if dtype == "float16":
+        rest = call.round_step(rest, dtype)
+    product: Value = call.emit("mul", gradient, rest)
+    if dtype == "float16":
+        product = call.round_step(product, dtype)
+    return call.store(call.emit("mul", product, sigmoid), dtype)
+
+
+@op(
+    "silu_backward.default",
+    parameters="grad_output self",
+    flops=26,
+    budget_ulp=4,
+    error_scale="operand",
+    note="1 + x(1 - s) cancels around x = -1.28",
+)
+def silu_backward(call: Call) -> Value:
+    """(g * s) * (1 + x(1 - s)), its sum one fused multiply-add."""
+    dtype, (gradient, x) = _inputs(call, "grad_output", "self")
+    sigmoid, one = sigmoid_of(call, x, dtype), call.constant(1.0, dtype)
+    slope = call.emit("fma", x, call.emit("sub", one, sigmoid), one)
+    return call.store(call.emit("mul", call.emit("mul", gradient, sigmoid), slope), dtype)
+
+
+def _tanh_gelu_slope(call: Call, x: Value, dtype: str) -> Value:
+    """Derivative of the tanh GELU: 0.5(1 + t) + 0.5x(1 - t²) * inner'."""
+    one, half = call.constant(1.0, dtype), call.constant(0.5, dtype)
+    tanh = call.emit("tanh", gelu_inner(call, x, dtype))
+    square = call.emit("mul", x, x)
+    inner_slope = call.emit(
+        "mul",
+        call.constant(SQRT_2_OVER_PI, dtype),
+        call.emit(
+            "fma",
+            multiply(call, call.constant(3.0, dtype), call.constant(GELU_CUBE, dtype), dtype),
+            square,
+            one,
+        ),
+    )
+    left = call.emit("mul", half, call.emit("add", one, tanh))
+    steep = call.emit("mul", call.emit("mul", half, x), _square_from_one(call, tanh, dtype))
+    return call.emit("add", left, call.emit("mul", steep, inner_slope))
+
+
+@op(
+    "gelu_backward.default",
+    parameters="grad_output self *approximate",
+    flops=44,
+    budget_ulp=4,
+    error_scale="operand",
+    note="cdf + x pdf cancels; eager's contiguous float32 kernel is another library's",
+)
+def gelu_backward(call: Call) -> Value:
+    """Gradient of either GELU."""
+    dtype, (gradient, x) = _inputs(call, "grad_output", "self")
+    if call.text("approximate", "none") == "tanh":
+        slope = _tanh_gelu_slope(call, x, dtype)
+    else:
+        one, half = call.constant(1.0, dtype), call.constant(0.5, dtype)
+        erf = call.emit("erf", call.emit("mul", x, call.constant(SQRT_HALF, dtype)))
+        cdf = call.emit("mul", half, call.emit("add", one, erf))
+        square = call.emit("mul", call.emit("mul", x, x), call.constant(-0.5, dtype))
+        normal = call.constant(1 / math.sqrt(2 * math.pi), dtype)
+        pdf = call.emit("mul", normal, call.emit("exp", square))
+        slope = call.emit("fma", x, pdf, cdf)
+    return call.store(call.emit("mul", gradient, slope), dtype)
+
+
+@op("hardswish_backward.default", parameters="grad_output self", flops=6, discontinuous=True)
+def hardswish_backward(call: Call) -> Value:
+    """0 up to -3, g * (x/3 + 0.5) below 3, then g."""
+    dtype, (gradient, x) = _inputs(call, "grad_output", "self")
+    three = call.constant(3.0, dtype)
+    slope = call.emit("add", call.emit("div", x, three), call.constant(0.5, dtype))
+    middle = call.emit(
+        "select", call.emit("lt", x, three), call.emit("mul", gradient, slope), gradient
+    )
+    below = call.emit("le", x, call.constant(-3.0, dtype))
+    return call.store(call.emit("select", below, call.constant(0.0, dtype), middle), dtype)
+
+
+@op("hardsigmoid_backward.default", parameters="grad_output self", flops=4, discontinuous=True)
+def hardsigmoid_backward(call: Call) -> Value:
+    """g/6 between -3 and 3, else 0."""
+    dtype, (gradient, x) = _inputs(call, "grad_output", "self")
+    inside = call.emit(
+        "and",
+        call.emit("gt", x, call.constant(-3.0, dtype)),
+        call.emit("lt", x, call.constant(3.0, dtype)),
+    )
+    scaled = call.emit("mul", gradient, call.constant(_ONE_SIXTH_FLOAT32, dtype))
+    return call.store(call.emit("select", inside, scaled, call.constant(0.0, dtype)), dtype)
+
+
+@op(
+    "hardtanh_backward.default",
+    parameters="grad_output self min_val max_val",
+    flops=3,
+    discontinuous=True,
+)
+def hardtanh_backward(call: Call) -> Value:
+    """The gradient between the bounds, else 0."""
+    dtype, (gradient, x) = _inputs(call, "grad_output", "self")
+    outside = call.emit(
+        "or",
+        call.emit("le", x, call.wide("min_val", dtype)),
+        call.emit("ge", x, call.wide("max_val", dtype)),
+    )
+    return call.store(call.emit("select", outside, call.constant(0.0, dtype), gradient), dtype)
+
+
+@op(
+    "leaky_relu_backward.default",
+    parameters="grad_output self negative_slope self_is_result",
+    flops=2,
+    discontinuous=True,
+)
+def leaky_relu_backward(call: Call) -> Value:
+    """The gradient above zero, else ``slope * g``."""
+    dtype, (gradient, x) = _inputs(call, "grad_output", "self")
+    scaled = call.emit("mul", gradient, call.wide("negative_slope", dtype))
+    positive = call.emit("gt", x, call.constant(0.0, dtype))
+    return call.store(call.emit("select", positive, gradient, scaled), dtype)
+
+
+@op(
+    "elu_backward.default",
+    parameters="grad_output alpha scale input_scale is_result self_or_result",
+    flops=20,
+    budget_ulp=4,
+    discontinuous=True,
+)
+def elu_backward(call: Call) -> Value:
+    """Gradient of ELU from its input or its result."""
+    dtype, (gradient, x) = _inputs(call, "grad_output", "self_or_result")
+    alpha, scale, input_scale = (
+        call.wide(name, dtype) for name in ("alpha", "scale", "input_scale")
+    )
+    steep = multiply(call, alpha, scale, dtype)
+    below: Value = call.emit("mul", gradient, input_scale)
+    if call.flag("is_result", False):
+        below = call.emit("mul", below, call.emit("add", x, steep))
+    else:
+        growth = call.emit("exp", call.emit("mul", x, input_scale))
+        below = call.emit("mul", call.emit("mul", below, steep), growth)
+    negative = call.emit("le", x, call.constant(0.0, dtype))
+    return call.store(
+        call.emit("select", negative, below, call.emit("mul", gradient, scale)), dtype
+    )
+
+
+@op(
+    "softplus_backward.default",
+    parameters="grad_output self beta threshold",
+    flops=20,
+    budget_ulp=4,
+)
+def softplus_backward(call: Call) -> Value:
+    """Gradient g where beta*x > threshold, else g*z/(z + 1) with z = exp(beta*x)."""
+    dtype, (gradient, x) = _inputs(call, "grad_output", "self")
+    scaled = call.emit("mul", x, call.wide("beta", dtype))
+    z = call.emit("exp", scaled)
+    soft = call.emit(
+        "div", call.emit("mul", gradient, z), call.emit("add", z, call.constant(1.0, dtype))
+    )
+    linear = call.emit("gt", scaled, call.wide("threshold", dtype))
+    return call.store(call.emit("select", linear, gradient, soft), dtype)
+
+
+@op(
+    "mish_backward.default",
+    parameters="grad_output self",
+    flops=70,
+    budget_ulp=4,
+    error_scale="operand",
+    note="tanh + x s (1 - tanh²) cancels around x = -1.2",
+)
+def mish_backward(call: Call) -> Value:
+    """``g * (t + x s (1 - t*t))`` with t = tanh(softplus(x))."""
+    dtype, (gradient, x) = _inputs(call, "grad_output", "self")
+    sigmoid = sigmoid_of(call, x, dtype)
+    tanh = call.emit("tanh", call.emit("log1p", call.emit("exp", x)))
+    slope = call.emit(
+        "fma", call.emit("mul", x, sigmoid), _square_from_one(call, tanh, dtype), tanh
+    )
+    return call.store(call.emit("mul", gradient, slope), dtype)
+
+
+@op("native_dropout_backward.default", parameters="grad_output mask scale", flops=2)
+def native_dropout_backward(call: Call) -> Value:
+    """``g * mask * scale``."""
+    dtype = call.require_float(call.same_dtype("grad_output"))
+    gradient = call.load("grad_output", dtype)
+    kept = call.load("mask", dtype)
+    product = call.round_step(call.emit("mul", gradient, kept), dtype)
+    return call.store(call.emit("mul", product, call.wide("scale", dtype)), dtype)

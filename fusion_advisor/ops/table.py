@@ -1,0 +1,113 @@
+"""The op table's rows and the decorator that recipe modules register with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from fusion_advisor.ops.calls import Call
+from fusion_advisor.ops.kinds import classify, functional_name
+from fusion_advisor.ops.scalars import Value
+from fusion_advisor.records import OpKind
+
+Recipe = Callable[[Call], Value | tuple[Value, ...]]
+RecipeT = TypeVar("RecipeT", bound=Recipe)
+PromotionKind = Literal["default", "float", "bool", "self", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpInfo:
+    """What is known about one overload.
+
+    ``recipe`` writes the op in scalar opcodes; ``reason`` says why there is none.
+    ``budget_ulp`` bounds the float32 result's distance from the true value, in ULP
+    of the result or, with ``error_scale="operand"``, of the larger of result and
+    first operand (ops that cancel: no bound relative to the result exists); 0 means
+    bit-equal to eager.  ``note`` says why a budget is above 4 or not 0 for plain
+    arithmetic.  ``parameters`` lists the schema's names, keyword-only ones starred.
+    ``promotion`` tells how the output dtype comes about.
+    """
+
+    name: str
+    kind: OpKind
+    recipe: Recipe | None = None
+    flops: float = 1.0
+    budget_ulp: float = 0.0
+    error_scale: Literal["result", "operand"] = "result"
+    discontinuous: bool = False
+    reason: str = ""
+    promotion: PromotionKind = "default"
+    parameters: str = "self"
+    note: str = ""
+
+
+_TABLE: dict[str, OpInfo] = {}
+
+_NO_RECIPE = "no scalar recipe is known for this op"
+_REASONS = {
+    "aten.digamma": "needs a special function that is not in the scalar opcode set",
+    "aten.erfinv": "needs a special function that is not in the scalar opcode set",
+    "aten.i0": "needs a special function that is not in the scalar opcode set",
+    "aten.lgamma": "needs a special function that is not in the scalar opcode set",
+    "aten.nextafter": "works on bit patterns, which the scalar opcode set has not",
+    "aten.polygamma": "needs a special function that is not in the scalar opcode set",
+}
+
+
+def op(
+    *names: str,
+    parameters: str = "self",
+    flops: float = 1.0,
+    budget_ulp: float = 0.0,
+    error_scale: Literal["result", "operand"] = "result",
+    discontinuous: bool = False,
+    promotion: PromotionKind = "default",
+    note: str = "",
+) -> Callable[[RecipeT], RecipeT]:
+    """Register a recipe for one or more overloads (``add.Tensor``) of the same schema."""
+
+    def register(recipe: RecipeT) -> RecipeT:
+        for name in names:
+            full = f"aten.{name}"
+            _TABLE[full] = OpInfo(
+                name=full,
+                kind=classify(full, pointwise_tag=True),
+                recipe=recipe,
+                flops=flops,
+                budget_ulp=budget_ulp,
+                error_scale=error_scale,
+                discontinuous=discontinuous,
+                promotion=promotion,
+                parameters=parameters,
+                note=note,
+            )
+        return recipe
+
+    return register
+
+
+def lookup(name: str) -> OpInfo | None:
+    """The table's row for an overload; in-place names give their functional row.
+
+    An elementwise op without a recipe gives a row with a ``reason``; any other op
+    without a recipe gives None.
+    """
+    functional = functional_name(name)
+    known = _TABLE.get(functional)
+    if known is not None:
+        return known
+    kind = classify(functional)
+    if kind != "elementwise":
+        return None
+    base = functional.rpartition(".")[0]
+    if functional.endswith("out") and not functional.endswith(".default"):
+        reason = "writes into a tensor that the caller gave (out=)"
+    else:
+        reason = _REASONS.get(base, _NO_RECIPE)
+    return OpInfo(name=functional, kind=kind, reason=reason)
+
+
+def rows() -> tuple[OpInfo, ...]:
+    """Every row with a recipe, by name."""
+    return tuple(replace(_TABLE[name]) for name in sorted(_TABLE))
