@@ -25,7 +25,7 @@ _GELU_NOTE = (
 def relu(call: Call) -> Value:
     """max(x, 0), keeping NaN and -0.0."""
     dtype = call.require_number(call.same_dtype("self"))
-    value = call.emit("maximum", call.load("self", dtype), call.constant(0, dtype))
+    value = call.emit("maximum", call.constant(0, dtype), call.load("self", dtype))
     return call.store(value, dtype)
 
 
@@ -82,8 +82,8 @@ def gelu(call: Call) -> Value:
 def _relu6_of_shifted(call: Call, x: Value, dtype: str) -> Value:
     """min(max(x + 3, 0), 6)"""
     shifted = call.emit("add", x, call.constant(3.0, dtype))
-    low = call.emit("maximum", shifted, call.constant(0.0, dtype))
-    return call.emit("minimum", low, call.constant(6.0, dtype))
+    low = call.emit("maximum", call.constant(0.0, dtype), shifted)
+    return call.emit("minimum", call.constant(6.0, dtype), low)
 
 
 @op("hardswish.default", flops=7)
@@ -107,8 +107,8 @@ def hardsigmoid(call: Call) -> Value:
 def relu6(call: Call) -> Value:
     """``min(max(x, 0), 6)``."""
     dtype = call.require_number(call.same_dtype("self"))
-    low = call.emit("maximum", call.load("self", dtype), call.constant(0, dtype))
-    return call.store(call.emit("minimum", low, call.constant(6, dtype)), dtype)
+    low = call.emit("maximum", call.constant(0, dtype), call.load("self", dtype))
+    return call.store(call.emit("minimum", call.constant(6, dtype), low), dtype)
 
 
 @op("hardtanh.default", parameters="self min_val max_val", flops=2)
@@ -116,8 +116,8 @@ def hardtanh(call: Call) -> Value:
     """``min(max(x, min_val), max_val)``."""
     dtype = call.require_number(call.same_dtype("self"))
     low, high = call.rounded("min_val", dtype, -1), call.rounded("max_val", dtype, 1)
-    value = call.emit("maximum", call.load("self", dtype), low)
-    return call.store(call.emit("minimum", value, high), dtype)
+    value = call.emit("maximum", low, call.load("self", dtype))
+    return call.store(call.emit("minimum", high, value), dtype)
 
 
 @op("leaky_relu.default", parameters="self negative_slope", flops=2)
@@ -224,7 +224,7 @@ def log_sigmoid_forward(call: Call) -> tuple[Value, Value]:
     dtype = call.require_float(call.same_dtype("self"))
     x = call.load("self", dtype)
     buffer = call.emit("exp", call.emit("neg", call.emit("abs", x)))
-    low = call.emit("minimum", x, call.constant(0.0, dtype))
+    low = call.emit("minimum", call.constant(0.0, dtype), x)
     result = call.emit("sub", low, call.emit("log1p", buffer))
     return call.store(result, dtype), call.store(buffer, dtype)
 
@@ -240,11 +240,11 @@ def threshold(call: Call) -> Value:
 
 @op("softshrink.default", parameters="self lambd", flops=5)
 def softshrink(call: Call) -> Value:
-    """Input x - l above l, x + l below -l, x * 0 between (which keeps NaN)."""
+    """Input x - l above l, x + l below -l, 0 between; NaN stays."""
     dtype = call.require_float(call.same_dtype("self"))
     x, bound = call.load("self", dtype), call.wide("lambd", dtype, 0.5)
     minus_bound = call.emit("neg", bound)
-    middle = call.emit("mul", x, call.constant(0.0, dtype))
+    middle = call.emit("select", call.emit("isnan", x), x, call.constant(0.0, dtype))
     below = call.emit("select", call.emit("lt", x, minus_bound), call.emit("add", x, bound), middle)
     above = call.emit("select", call.emit("gt", x, bound), call.emit("sub", x, bound), below)
     return call.store(above, dtype)

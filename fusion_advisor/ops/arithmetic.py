@@ -14,6 +14,7 @@ from fusion_advisor.ops.scalars import Value
 from fusion_advisor.ops.table import op
 from fusion_advisor.records import Constant
 
+_VENDOR = "eager's contiguous kernel is a vendor routine that is not correctly rounded"
 _HALF_TAIL = "in 16 bits eager's vector body and tail round differently"
 
 
@@ -220,7 +221,7 @@ def reciprocal(call: Call) -> Value:
     return call.store(call.emit("div", one, call.load("self", dtype)), dtype)
 
 
-@op("sqrt.default", flops=4, promotion="float")
+@op("sqrt.default", flops=4, promotion="float", budget_ulp=1, note=_VENDOR)
 def sqrt(call: Call) -> Value:
     """Correctly rounded square root."""
     dtype = call.float_dtype("self")
@@ -278,6 +279,8 @@ def pow_tensor_scalar(call: Call) -> Value:
     if exponent == 1.0:
         return call.builder.cast(call.operand("self").value, dtype)
     base, one = call.load("self", dtype), call.constant(1.0, dtype)
+    if dtype == "float16" and abs(exponent) == 0.5:  # eager takes the general routine here
+        return call.store(call.emit("pow", base, call.load("exponent", dtype)), dtype)
     if exponent == 0.5:
         return call.store(call.emit("sqrt", base), dtype)
     if exponent == -0.5:
@@ -441,9 +444,9 @@ def clamp(call: Call) -> Value:
     dtype = call.require_number(call.common_dtype("self", "min", "max"))
     value = call.load("self", dtype)
     if call.has("min"):
-        value = call.emit("maximum", value, call.load("min", dtype))
+        value = call.emit("maximum", call.load("min", dtype), value)
     if call.has("max"):
-        value = call.emit("minimum", value, call.load("max", dtype))
+        value = call.emit("minimum", call.load("max", dtype), value)
     return call.store(value, dtype)
 
 

@@ -203,7 +203,7 @@ def logit(call: Call) -> Value:
         eps = float(call.number("eps", 0.0))
         low = call.round_step(call.constant(eps, dtype), dtype)
         high = call.round_step(call.emit("sub", one, low), dtype)
-        x = call.emit("minimum", call.emit("maximum", x, low), high)
+        x = call.emit("minimum", high, call.emit("maximum", low, x))
     rest = call.round_step(call.emit("sub", one, x), dtype)
     ratio = call.round_step(call.emit("div", x, rest), dtype)
     return call.store(call.emit("log", ratio), dtype)

@@ -130,9 +130,8 @@ def hardswish_backward(call: Call) -> Value:
     dtype, (gradient, x) = _inputs(call, "grad_output", "self")
     three = call.constant(3.0, dtype)
     slope = call.emit("add", call.emit("div", x, three), call.constant(0.5, dtype))
-    middle = call.emit(
-        "select", call.emit("lt", x, three), call.emit("mul", gradient, slope), gradient
-    )
+    above = call.emit("ge", x, three)
+    middle = call.emit("select", above, gradient, call.emit("mul", gradient, slope))
     below = call.emit("le", x, call.constant(-3.0, dtype))
     return call.store(call.emit("select", below, call.constant(0.0, dtype), middle), dtype)
 
@@ -159,12 +158,12 @@ def hardsigmoid_backward(call: Call) -> Value:
 def hardtanh_backward(call: Call) -> Value:
     """The gradient between the bounds, else 0."""
     dtype, (gradient, x) = _inputs(call, "grad_output", "self")
-    outside = call.emit(
-        "or",
-        call.emit("le", x, call.wide("min_val", dtype)),
-        call.emit("ge", x, call.wide("max_val", dtype)),
+    inside = call.emit(
+        "and",
+        call.emit("gt", x, call.wide("min_val", dtype)),
+        call.emit("lt", x, call.wide("max_val", dtype)),
     )
-    return call.store(call.emit("select", outside, call.constant(0.0, dtype), gradient), dtype)
+    return call.store(call.emit("select", inside, gradient, call.constant(0.0, dtype)), dtype)
 
 
 @op(
@@ -201,9 +200,9 @@ def elu_backward(call: Call) -> Value:
     else:
         growth = call.emit("exp", call.emit("mul", x, input_scale))
         below = call.emit("mul", call.emit("mul", below, steep), growth)
-    negative = call.emit("le", x, call.constant(0.0, dtype))
+    positive = call.emit("gt", x, call.constant(0.0, dtype))
     return call.store(
-        call.emit("select", negative, below, call.emit("mul", gradient, scale)), dtype
+        call.emit("select", positive, call.emit("mul", gradient, scale), below), dtype
     )
 
 

@@ -2,7 +2,8 @@
 
 An opcode works on one element.  ``signature`` says which dtypes it takes and
 gives: every operand has the same dtype unless stated, and the result has it too.
-Integer arithmetic wraps.  ``maximum``/``minimum`` return NaN if either is NaN.
+Integer arithmetic wraps.  ``maximum``/``minimum`` give NaN if either is NaN, and the
+second operand where both are equal, which decides the sign of zero.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def _opcodes() -> dict[str, Opcode]:
         ("fma", 3, "float", 2, "a * b + c, rounded once"),
         ("neg", 1, "number", 1, "-a, sign of zero flipped"),
         ("abs", 1, "number", 1, "|a|"),
-        ("maximum", 2, "number", 2, "the larger; NaN if either is NaN"),
-        ("minimum", 2, "number", 2, "the smaller; NaN if either is NaN"),
+        ("maximum", 2, "number", 2, "a if a > b or a is NaN, else b"),
+        ("minimum", 2, "number", 2, "a if a < b or a is NaN, else b"),
         ("sqrt", 1, "float", 4, "correctly rounded square root"),
         ("exp", 1, "float", 12, "e to the a"),
         ("exp2", 1, "float", 12, "2 to the a"),
