@@ -1,0 +1,72 @@
+"""The ``cpu_kernel`` decorator: one Python loop, compiled serially and in parallel."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+from fusion_advisor.runtime import threads
+
+# Below this many elements starting the team costs more than it saves (2 cores, polynomial maths).
+SERIAL_BELOW = 32_768
+
+# IEEE division, no fast-math: no contraction, reassociation or assumption about NaN.
+_OPTIONS = {"error_model": "numpy", "nogil": True}
+# Only prange loops become parallel; array expressions stay what they are.
+_PARALLEL = {
+    "prange": True,
+    "comprehension": False,
+    "reduction": False,
+    "inplace_binop": False,
+    "setitem": False,
+    "numpy": False,
+    "stencil": False,
+    "fusion": False,
+}
+
+
+class CpuKernel:
+    """A kernel over NumPy arrays: ``k(*operands, *outputs, *scalars)``.
+
+    Calling it picks the parallel twin for large arrays where threads are safe to use.  ``serial``
+    and ``parallel`` are the compiled twins, ``py_func`` the plain function.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        functools.update_wrapper(self, function)
+        self.py_func = function
+
+    @functools.cached_property
+    def serial(self) -> Any:
+        """The single-threaded twin (compiled on first use, releases the GIL)."""
+        return numba.njit(**_OPTIONS)(self.py_func)
+
+    @functools.cached_property
+    def parallel(self) -> Any:
+        """The twin whose ``prange`` loops run on Numba's threads."""
+        return numba.njit(parallel=_PARALLEL, **_OPTIONS)(self.py_func)
+
+    def __call__(self, *arguments: Any) -> None:
+        sizes = [argument.size for argument in arguments if isinstance(argument, np.ndarray)]
+        self.run(arguments, max(sizes, default=0))
+
+    def run(self, arguments: tuple[Any, ...], elements: int) -> None:
+        """Run over ``elements`` elements; the caller has checked the arguments."""
+        workers = threads.worker_count() if elements >= SERIAL_BELOW else 1
+        if workers == 1:
+            self.serial(*arguments)
+        else:
+            with threads.limited_to(workers):
+                self.parallel(*arguments)
+
+    def __repr__(self) -> str:
+        return f"<cpu kernel {self.py_func.__name__}>"
+
+
+def cpu_kernel(function: Callable[..., None]) -> CpuKernel:
+    """Make a CPU kernel of a function whose loops are over ``numba.prange``."""
+    return CpuKernel(function)

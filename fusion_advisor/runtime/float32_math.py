@@ -1,0 +1,210 @@
+"""float32 kernels of the CPU maths.
+
+exp, expm1, log, tanh and erf work in float32; the rest goes through float64, where an error of a
+few float64 ulp vanishes in the rounding to float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fusion_advisor.runtime import float64_math as double
+from fusion_advisor.runtime import trigonometry
+from fusion_advisor.runtime.float64_math import inlined
+from fusion_advisor.runtime.intrinsics import (
+    ROUNDING_SHIFT,
+    fma,
+    magnitude,
+    polynomial,
+    power_of_two_shifted,
+    round_down,
+    scale_by_shifted,
+    select,
+    split_exponent,
+    square_root,
+    with_sign_of,
+)
+
+
+def _singles(*values: float) -> tuple[np.float32, ...]:
+    return tuple(np.float32(value) for value in values)
+
+
+_SHIFT = np.float32(ROUNDING_SHIFT[32])
+_HALF, _ONE, _TWO = _singles(0.5, 1.0, 2.0)
+_ZERO = np.float32(0.0)
+_INFINITY, _NAN = _singles(np.inf, np.nan)
+_LOG2_E = np.float32(1.4426950408889634)
+_LN2_HIGH, _LN2_LOW = _singles(0.693145751953125, 1.42860682030941723212e-6)
+# (e**r - 1 - r) / r**2 on |r| <= ln(2)/2 (Cephes, S. Moshier).
+_EXP_TAIL = _singles(
+    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5
+)
+# 2**r on |r| <= 1/2 (Cephes).
+_EXP2 = _singles(
+    1.535336188319500e-4,
+    1.339887440266574e-3,
+    9.618437357674640e-3,
+    5.550332471162809e-2,
+    2.402264791363012e-1,
+    6.931472028550421e-1,
+    1.0,
+)
+_EXP_LIMITS = _singles(89.0, -104.0)
+_EXP2_LIMITS = _singles(129.0, -151.0)
+_EXPM1_LIMITS = _singles(88.8, -18.0)  # e**-18 is below half an ulp of 1
+# log(1 + f) = f - f*f/2 + s*(f*f/2 + R(s*s)), s = f/(2 + f) (FreeBSD logf).
+_LOG = _singles(0.24279078841, 0.28498786688, 0.40000972152, 0.66666662693)
+_LOG_LN2_HIGH, _LOG_LN2_LOW = _singles(6.9313812256e-01, 9.0580006145e-06)
+_SMALLEST_NORMAL = np.float32(1.17549435e-38)
+_TWO_TO_25, _TWENTY_FIVE = _singles(33554432.0, 25.0)
+# erf (N. Juffa): x + x * P(x*x) below the border, 1 - exp(Q(|x|)) above.
+_ERF_BORDER = np.float32(0.927734375)
+_ERF_SMALL = _singles(
+    -5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1
+)
+_ERF_LARGE = _singles(
+    -1.72853470e-5,
+    3.83197126e-4,
+    -3.88396438e-3,
+    2.42546219e-2,
+    -1.06777877e-1,
+    -6.34846687e-1,
+    -1.28717512e-1,
+)
+_ERF_SATURATED = np.float32(4.0)  # erf(4) rounds to 1
+
+
+@inlined
+def exp(x):
+    x = select(x > _EXP_LIMITS[0], _EXP_LIMITS[0], x)
+    x = select(x < _EXP_LIMITS[1], _EXP_LIMITS[1], x)
+    shifted = fma(x, _LOG2_E, _SHIFT)
+    n = shifted - _SHIFT
+    r = fma(-n, _LN2_HIGH, x)
+    r = fma(-n, _LN2_LOW, r)
+    value = fma(r * r, polynomial(r, _EXP_TAIL), r) + _ONE
+    return scale_by_shifted(value, shifted)
+
+
+@inlined
+def exp2(x):
+    x = select(x > _EXP2_LIMITS[0], _EXP2_LIMITS[0], x)
+    x = select(x < _EXP2_LIMITS[1], _EXP2_LIMITS[1], x)
+    shifted = x + _SHIFT
+    return scale_by_shifted(polynomial(x - (shifted - _SHIFT), _EXP2), shifted)
+
+
+@inlined
+def expm1(x):
+    high = select(x > _EXPM1_LIMITS[0], _EXPM1_LIMITS[0], x)
+    low = select(high < _EXPM1_LIMITS[1], _EXPM1_LIMITS[1], high)
+    shifted = fma(low, _LOG2_E, _SHIFT)
+    n = shifted - _SHIFT
+    r = fma(-n, _LN2_HIGH, low)
+    r = fma(-n, _LN2_LOW, r)
+    small = fma(r * r, polynomial(r, _EXP_TAIL), r)
+    half_power = power_of_two_shifted(shifted - _ONE)  # 2**(n - 1): n may be 128
+    value = fma(half_power, small, half_power - _HALF) * _TWO
+    return select(n == _ZERO, with_sign_of(small, x), value)
+
+
+@inlined
+def log(x):
+    subnormal = x < _SMALLEST_NORMAL
+    m, e = split_exponent(select(subnormal, x * _TWO_TO_25, x))
+    e = select(subnormal, e - _TWENTY_FIVE, e)
+    f = m - _ONE
+    s = f / (_TWO + f)
+    z = s * s
+    half_square = _HALF * f * f
+    tail = s * (half_square + z * polynomial(z, _LOG))
+    value = e * _LOG_LN2_HIGH - ((half_square - (tail + e * _LOG_LN2_LOW)) - f)
+    value = select(x == _ZERO, -_INFINITY, value)
+    value = select(x == _INFINITY, _INFINITY, value)
+    value = select(x < _ZERO, _NAN, value)
+    return select(x != x, x, value)
+
+
+@inlined
+def tanh(x):
+    t = expm1(-_TWO * magnitude(x))
+    return with_sign_of(-t / (t + _TWO), x)
+
+
+@inlined
+def sigmoid(x):
+    return _ONE / (_ONE + exp(-x))
+
+
+@inlined
+def erf(x):
+    a = magnitude(x)
+    a = select(a > _ERF_SATURATED, _ERF_SATURATED, a)
+    small = fma(polynomial(x * x, _ERF_SMALL), x, x)
+    large = _ONE - exp(fma(polynomial(a, _ERF_LARGE), a, -a))
+    return select(a > _ERF_BORDER, with_sign_of(large, x), small)
+
+
+@inlined
+def log2(x):
+    return np.float32(double.log2(np.float64(x)))
+
+
+@inlined
+def log10(x):
+    return np.float32(double.log10(np.float64(x)))
+
+
+@inlined
+def log1p(x):
+    return np.float32(double.log1p(np.float64(x)))
+
+
+@inlined
+def sinh(x):
+    return np.float32(double.sinh(np.float64(x)))
+
+
+@inlined
+def cosh(x):
+    return np.float32(double.cosh(np.float64(x)))
+
+
+@inlined
+def hypot(x, y):
+    a, b = np.float64(magnitude(x)), np.float64(magnitude(y))
+    value = np.float32(square_root(a * a + b * b))
+    infinite = (magnitude(x) == _INFINITY) | (magnitude(y) == _INFINITY)
+    return select(infinite, _INFINITY, value)
+
+
+@inlined
+def pow(x, y):  # noqa: A001 - the maths function's own name
+    a, b = np.float64(magnitude(x)), np.float64(y)
+    value = np.float32(double.exp2(b * double.log2(a)))
+    # Where the exponent times the logarithm is not a number although the power is.
+    value = select((a == 1.0) & (y == y), _ONE, value)
+    integral = round_down(b) == b
+    odd = integral & (round_down(0.5 * b) != 0.5 * b)
+    negative = select(x < _ZERO, True, (x == _ZERO) & (with_sign_of(_ONE, x) < _ZERO))
+    value = select(negative & odd, -value, value)
+    no_real = (x < _ZERO) & (x > -_INFINITY) & (not integral)
+    value = select(no_real, _NAN, value)
+    value = select(x == _ONE, _ONE, value)
+    return select(y == _ZERO, _ONE, value)
+
+
+@inlined
+def sin(x):
+    return np.float32(trigonometry.sine(x))
+
+
+@inlined
+def cos(x):
+    return np.float32(trigonometry.cosine(x))
+
+
+@inlined
+def tan(x):
+    return np.float32(trigonometry.tangent(x))

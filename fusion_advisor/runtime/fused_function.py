@@ -1,0 +1,257 @@
+"""The callable that generated text defines: a fused kernel behind guards, eager beyond them."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+
+from fusion_advisor.errors import UsageError
+from fusion_advisor.runtime import autograd, guards, launch, launch_cuda
+from fusion_advisor.runtime.launch import Launch
+from fusion_advisor.runtime.operands import CallStats, FusionFallbackWarning, Operand, Output
+from fusion_advisor.runtime.plan import Plan, Signature, make_plan
+
+_MOST_PLANS = 1024  # plans kept per function: beyond, the oldest goes (ever new shapes)
+
+
+class FusedFunction:
+    """Runs one fused kernel in place of an eager chain, with the chain's results.
+
+    Call it as the chain: tensors, then run-time numbers.  Where a guard does not hold the eager
+    chain runs instead, which is counted in ``stats`` and warned of once per reason.  Sizes are
+    run-time values.  Gradients come from recomputing the chain in backward.
+
+    ``groups`` partitions the ``rank`` dimensions of the result into the axes the kernels walk,
+    outermost first.  ``scalars`` name the run-time numbers, each alone or with its dtype
+    (``("alpha", "float64")``).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        eager: Callable[..., Any],
+        cpu: Any = None,
+        cuda: Any = None,
+        rank: int,
+        groups: tuple[tuple[int, ...], ...],
+        operands: tuple[Operand, ...],
+        outputs: tuple[Output, ...],
+        scalars: tuple[Any, ...] = (),
+        program_hash: str = "",
+    ) -> None:
+        self.name = self.__name__ = self.__qualname__ = name
+        self.__module__ = getattr(eager, "__module__", __name__)
+        self.__doc__ = eager.__doc__ or f"{name}: one fused kernel for {eager.__name__}."
+        self.eager = eager
+        self.cpu = cpu
+        self.cuda = cuda
+        self.program_hash = program_hash
+        named = tuple(_scalar(entry) for entry in scalars)
+        self.signature = Signature(eager, rank, groups, operands, outputs, named)
+        self.source: tuple[str, str, str] | None = None  # text, entry, hash: set by load_kernel
+        self._operand_count = len(operands)
+        self._single = len(outputs) == 1
+        self._plans: dict[Any, Plan] = {}
+        self._fused = 0
+        self._fallbacks: dict[str, int] = {}
+        self._warned: set[str] = set()
+        self._forced: str | None = None
+
+    # -- calling ---------------------------------------------------------------------------
+
+    def __call__(self, *args: Any) -> Any:
+        """The chain's result: one tensor, or a tuple in the order of the outputs."""
+        if torch.compiler.is_compiling():
+            return self.eager(*args)  # the compiler fuses the single ops itself
+        problem = self._forced or guards.context_problem()
+        if problem:
+            return self._run_eager(problem, args)
+        try:
+            plan = self._plan(args)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            # Sparse, nested and wrapped tensors refuse to tell shape or strides.
+            return self._run_eager(f"not a plain tensor ({type(error).__name__})", args)
+        if plan.problem:
+            return self._run_eager(plan.problem, args)
+        if plan.with_gradient:
+            results = autograd.call(
+                lambda inner: self._launch(plan, inner), self.eager, plan.differentiable, args
+            )
+        else:
+            results = self._launch(plan, args)
+        self._fused += 1
+        return results[0] if self._single else results
+
+    def _plan(self, args: tuple[Any, ...]) -> Plan:
+        key: list[Any] = []
+        with_gradient = False
+        grad_enabled = torch.is_grad_enabled()
+        for arg in args:
+            kind = type(arg)
+            if kind in guards.PLAIN_TYPES:
+                needs = grad_enabled and arg.requires_grad
+                with_gradient = with_gradient or needs
+                key += (arg.dtype, arg.shape, arg.stride(), arg.device, arg.is_neg(), needs)
+            else:
+                key.append(kind)
+        if torch._C._is_any_autocast_enabled():
+            key += (guards.autocast_state("cpu"), guards.autocast_state("cuda"))
+        frozen = tuple(key)
+        plan = self._plans.get(frozen)
+        if plan is None:
+            plan = make_plan(self.signature, args, with_gradient)
+            if not plan.problem and self._kernel(plan) is None:
+                plan = Plan(f"no kernel for {plan.device.type}")
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.pop(next(iter(self._plans)), None)
+            self._plans[frozen] = plan
+        return plan
+
+    def _kernel(self, plan: Plan) -> Any:
+        return self.cuda if plan.device.type == "cuda" else self.cpu
+
+    def _launch(self, plan: Plan, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        out = launch.allocate(plan)
+        if plan.elements:
+            if plan.device.type == "cuda":
+                prepared = launch.cuda_launch(self.cuda, self.signature, plan, args, out)
+                launch_cuda.run(prepared, plan.device)
+            else:
+                prepared = launch.cpu_launch(self.cpu, self.signature, plan, args, out)
+                self.cpu.run(prepared.arguments, plan.elements)
+        return out
+
+    def _run_eager(self, reason: str, args: tuple[Any, ...]) -> Any:
+        if self._forced != _FORCED_EAGER:
+            self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
+            if reason not in self._warned:
+                self._warned.add(reason)
+                warnings.warn(
+                    f"{self.name} runs its eager chain: {reason}",
+                    FusionFallbackWarning,
+                    stacklevel=3,
+                )
+        return self.eager(*args)
+
+    # -- looking at it ---------------------------------------------------------------------
+
+    @property
+    def stats(self) -> CallStats:
+        """Calls that ran fused, and fallbacks by reason, since creation or ``reset_stats``."""
+        return CallStats(self._fused, dict(self._fallbacks))
+
+    def reset_stats(self) -> None:
+        """Count from zero, and warn again."""
+        self._fused = 0
+        self._fallbacks.clear()
+        self._warned.clear()
+
+    @contextmanager
+    def forced_eager(self) -> Iterator[None]:
+        """Run the eager chain inside the block, uncounted (to compare and to time)."""
+        previous, self._forced = self._forced, _FORCED_EAGER
+        try:
+            yield
+        finally:
+            self._forced = previous
+
+    def why_not(self, *args: Any) -> str:
+        """The reason these arguments would fall back, or "" if they would run fused."""
+        return guards.context_problem() or self._plan(args).problem
+
+    # -- for validation --------------------------------------------------------------------
+
+    def prepare(
+        self,
+        args: tuple[Any, ...],
+        target: Literal["cpu", "cuda"] = "cpu",
+        out: tuple[torch.Tensor, ...] | None = None,
+    ) -> Launch:
+        """The exact arrays and numbers a kernel would get, writing to ``out`` or fresh outputs.
+
+        Tensors on the CPU give NumPy arrays for either target, so that a CUDA kernel's code can
+        be run without a GPU.  ``elements`` may be 0: then no kernel must be launched.
+
+        Raises:
+            UsageError: a guard refuses the arguments (the message says which), or ``out`` is not
+                exactly what the function makes.
+        """
+        with torch.no_grad():
+            plan = make_plan(self.signature, args, with_gradient=False)
+            if plan.problem:
+                raise UsageError(f"{self.name} cannot run fused on these arguments: {plan.problem}")
+            if out is None:
+                out = launch.allocate(plan)
+            else:
+                launch.check_outputs(plan, out)
+            if target == "cuda":
+                return launch.cuda_launch(self.cuda, self.signature, plan, args, out)
+            return launch.cpu_launch(self.cpu, self.signature, plan, args, out)
+
+    def run_cpu(
+        self,
+        args: tuple[Any, ...],
+        out: tuple[torch.Tensor, ...] | None = None,
+        *,
+        parallel: bool | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Run the CPU kernel, never eager; ``parallel`` picks a twin (None: as a call would).
+
+        Raises:
+            UsageError: as ``prepare``, or this function has no CPU kernel.
+        """
+        if self.cpu is None:
+            raise UsageError(f"{self.name} has no CPU kernel; generate it with target='cpu'")
+        prepared = self.prepare(args, "cpu", out)
+        if prepared.elements:
+            if parallel is None:
+                self.cpu.run(prepared.arguments, prepared.elements)
+            else:
+                twin = self.cpu.parallel if parallel else self.cpu.serial
+                twin(*prepared.arguments)
+        return prepared.outputs
+
+    # -- being copied ----------------------------------------------------------------------
+
+    def __copy__(self) -> FusedFunction:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FusedFunction:
+        """Itself, as a function: it holds no state that a copied model could own."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """By kernel text where it came from ``load_kernel``, else by module and name."""
+        if self.source is not None:
+            from fusion_advisor.runtime.loading import load_function
+
+            return load_function, self.source
+        home = sys.modules.get(self.__module__)
+        if getattr(home, self.name, None) is not self:
+            raise pickle.PicklingError(
+                f"{self.name} cannot be pickled: {self.__module__}.{self.name} is not this "
+                "function; save the module without it (undo the fix) or load the kernel by text"
+            )
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"<fused {self.name}: {self._fused} fused, {sum(self._fallbacks.values())} eager>"
+
+
+_FORCED_EAGER = "forced to run eager"
+
+
+def _scalar(entry: Any) -> tuple[str, str]:
+    if isinstance(entry, str):
+        return entry, ""
+    name, dtype = entry
+    if dtype not in ("float64", "int64"):
+        raise UsageError(f"run-time number {name!r} must be float64 or int64, not {dtype!r}")
+    return name, dtype

@@ -1,0 +1,104 @@
+"""The conditions under which a fused kernel may stand in for the eager chain.
+
+``context_problem`` looks at what surrounds the call, ``tensor_problem`` at one operand; both
+return a reason for a person, or "".  The per-call part is kept to what a cached plan cannot know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+PLAIN_TYPES = frozenset({torch.Tensor, Parameter})
+NUMBER_TYPES = frozenset({bool, int, float})
+
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_functorch_level = torch._C._functorch.maybe_current_level
+_tracing = torch._C._get_tracing_state
+
+
+def context_problem() -> str:
+    """Why no kernel may run here at all: something must see the single eager ops."""
+    if _dispatch_modes():
+        return "a dispatch mode is active"
+    if _function_modes():
+        return "a torch-function mode is active"
+    if _functorch_level() is not None:
+        return "inside a functorch transform (vmap, grad, jvp …)"
+    if _tracing() is not None:
+        return "torch.jit is tracing"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    return ""
+
+
+def tensor_problem(tensor: Any, dtype: str) -> str:
+    """Why this operand cannot be handed to a kernel that reads ``dtype``, or ""."""
+    if type(tensor) not in PLAIN_TYPES:
+        return f"it is a {type(tensor).__name__}, not a plain tensor"
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return "it is not strided (sparse, nested …)"
+    if tensor.dtype != getattr(torch, dtype):
+        return f"its dtype is {str(tensor.dtype).removeprefix('torch.')}, not {dtype}"
+    if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
+        return "it has a lazy conj, neg or zero bit"
+    if tensor.device.type not in ("cpu", "cuda"):
+        return f"it is on {tensor.device.type}"
+    return ""
+
+
+def devices_problem(tensors: tuple[torch.Tensor, ...]) -> str:
+    """Why the operands do not share a device, or "" (a 0-dim CPU tensor goes with any)."""
+    devices = {tensor.device for tensor in tensors if tensor.dim() or tensor.device.type != "cpu"}
+    return f"operands on {len(devices)} devices" if len(devices) > 1 else ""
+
+
+def autocast_state(device: str) -> Any:
+    """What autocast would do on this device type: its dtype if it is on, else None."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def autocast_changes(eager: Callable[..., Any], args: tuple[Any, ...], device: str) -> bool:
+    """Whether the autocast state in force alters any op of the eager chain.
+
+    The chain runs on fake tensors with and without it, and the op sequences are compared.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def ops(enabled: bool) -> list[tuple[str, tuple[torch.dtype, ...]]]:
+        with FakeTensorMode() as mode:
+            fakes = [
+                mode.from_tensor(arg.detach()) if isinstance(arg, torch.Tensor) else arg
+                for arg in args
+            ]
+            dtype = torch.get_autocast_dtype(device)
+            with torch.no_grad(), torch.autocast(device, dtype=dtype, enabled=enabled):
+                recorder = _OpRecorder()
+                with recorder:
+                    eager(*fakes)
+        return recorder.seen
+
+    return ops(True) != ops(False)
+
+
+class _OpRecorder(TorchDispatchMode):
+    """Notes each op that is dispatched, with the dtypes it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, tuple[torch.dtype, ...]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        results = result if isinstance(result, tuple | list) else (result,)
+        dtypes = tuple(value.dtype for value in results if isinstance(value, torch.Tensor))
+        self.seen.append((str(func), dtypes))
+        return result

@@ -1,0 +1,114 @@
+"""From a plan and its arguments to a kernel call: arrays in the kernel's own convention.
+
+CPU kernels take NumPy arrays with one dimension per group of the operand; CUDA kernels take flat
+arrays, the sizes of the axes, and the strides of strided operands (all uint32).  16-bit floats
+travel as uint16 bit patterns; an operand broadcast everywhere is an array of one element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fusion_advisor.errors import UsageError
+from fusion_advisor.runtime.plan import Plan, Signature
+
+_HALVES = frozenset({torch.float16, torch.bfloat16})
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The arguments of one kernel call.  ``outputs`` are the tensors the kernel writes."""
+
+    target: str
+    kernel: Any
+    arrays: tuple[Any, ...]  # operands, then outputs
+    sizes: tuple[np.uint32, ...]  # of the iteration axes, CUDA only
+    strides: tuple[np.uint32, ...]  # of strided operands, one per group, CUDA only
+    scalars: tuple[float | int, ...]
+    outputs: tuple[torch.Tensor, ...]
+    elements: int
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Everything the kernel takes, in its order."""
+        return (*self.arrays, *self.sizes, *self.strides, *self.scalars)
+
+
+def allocate(plan: Plan) -> tuple[torch.Tensor, ...]:
+    """Fresh outputs with the strides that eager gives them."""
+    return tuple(
+        torch.empty_strided(output.shape, output.strides, dtype=output.dtype, device=plan.device)
+        for output in plan.outputs
+    )
+
+
+def check_outputs(plan: Plan, out: tuple[torch.Tensor, ...]) -> None:
+    """Refuse caller-provided outputs that are not exactly what the plan makes.
+
+    Raises:
+        UsageError: a wrong number, dtype, shape, stride or device.
+    """
+    if len(out) != len(plan.outputs):
+        raise UsageError(f"out= holds {len(out)} tensors; this function has {len(plan.outputs)}")
+    for index, (tensor, wanted) in enumerate(zip(out, plan.outputs, strict=True)):
+        same = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device) == (
+            wanted.shape,
+            wanted.strides,
+            wanted.dtype,
+            plan.device,
+        )
+        if not same:
+            raise UsageError(
+                f"out[{index}] must be a {wanted.dtype} tensor of shape {wanted.shape} and "
+                f"strides {wanted.strides} on {plan.device}"
+            )
+
+
+def scalar_values(signature: Signature, args: tuple[Any, ...]) -> tuple[float | int, ...]:
+    """The run-time numbers as a kernel takes them: float (float64) or int (int64)."""
+    values = args[len(signature.operands) :]
+    return tuple(value if isinstance(value, float) else int(value) for value in values)
+
+
+def cpu_launch(
+    kernel: Any, signature: Signature, plan: Plan, args: tuple[Any, ...], out: tuple[Any, ...]
+) -> Launch:
+    """NumPy arrays over the very memory of the tensors."""
+    tensors = (*args[: len(signature.operands)], *out)
+    axes = (*plan.operands, *(output.layout for output in plan.outputs))
+    arrays = []
+    for tensor, layout in zip(tensors, axes, strict=True):
+        sizes, strides = layout.sizes or (1,), layout.strides or (1,)
+        arrays.append(_bits(tensor.detach().as_strided(sizes, strides)).numpy())
+    scalars = scalar_values(signature, args)
+    return Launch("cpu", kernel, tuple(arrays), (), (), scalars, out, plan.elements)
+
+
+def cuda_launch(
+    kernel: Any, signature: Signature, plan: Plan, args: tuple[Any, ...], out: tuple[Any, ...]
+) -> Launch:
+    """Flat arrays: of NumPy for tensors on the CPU (to run a kernel's IR there), else tensors."""
+    strides: list[np.uint32] = []
+    for operand, layout in zip(signature.operands, plan.operands, strict=True):
+        if operand.layout == "strided":
+            strides += (np.uint32(stride) for stride in layout.strides)
+    tensors = (*args[: len(signature.operands)], *out)
+    axes = (*plan.operands, *(output.layout for output in plan.outputs))
+    arrays = []
+    for tensor, layout in zip(tensors, axes, strict=True):
+        length = layout.largest_offset + 1 if layout.elements else 0
+        on_device = tensor if tensor.device == plan.device else tensor.to(plan.device)
+        flat = _bits(on_device.detach().as_strided((length,), (1,)))
+        arrays.append(flat.numpy() if flat.device.type == "cpu" else flat)
+    sizes = tuple(np.uint32(size) for size in plan.sizes)
+    scalars = scalar_values(signature, args)
+    return Launch("cuda", kernel, tuple(arrays), sizes, tuple(strides), scalars, out, plan.elements)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """16-bit floats as uint16; other dtypes as they are."""
+    return tensor.view(torch.uint16) if tensor.dtype in _HALVES else tensor

@@ -1,0 +1,174 @@
+"""Launch plans: everything about a call that follows from dtypes, shapes, strides and devices.
+
+A plan is made once per kind of call and kept.  It says either how to run the kernel or, in
+``problem``, why the eager chain must run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fusion_advisor.runtime import guards, layouts
+from fusion_advisor.runtime.operands import Operand, Output
+
+_LARGEST_OFFSET = 2**31 - 1  # CUDA kernels index with uint32, thread numbers are int32
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """An output as eager makes it: torch shape and strides, dtype, and whether it has a gradient."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    layout: layouts.AxisLayout
+    differentiable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The part of a fused function that plans are made from."""
+
+    eager: Callable[..., Any]
+    rank: int
+    groups: layouts.Groups
+    operands: tuple[Operand, ...]
+    outputs: tuple[Output, ...]
+    scalars: tuple[tuple[str, str], ...]  # name, "float64" or "int64"
+
+
+@dataclass(slots=True)
+class Plan:
+    """How to run one kind of call.  With a ``problem`` the other fields are empty."""
+
+    problem: str = ""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    sizes: tuple[int, ...] = ()
+    operands: tuple[layouts.AxisLayout, ...] = ()
+    outputs: tuple[OutputPlan, ...] = ()
+    with_gradient: bool = False
+    native: Any = None  # the compiled pointer launcher, once it exists
+
+    @property
+    def elements(self) -> int:
+        """Size of the iteration space."""
+        return math.prod(self.sizes)
+
+    @property
+    def differentiable(self) -> tuple[bool, ...]:
+        """Which outputs have a gradient."""
+        return tuple(output.differentiable for output in self.outputs)
+
+
+def make_plan(signature: Signature, args: tuple[Any, ...], with_gradient: bool) -> Plan:
+    """Check a call against the guards and lay its operands over the kernel's axes."""
+    problem = _arguments_problem(signature, args)
+    if problem:
+        return Plan(problem)
+    tensors = args[: len(signature.operands)]
+    device = _main_device(tensors)
+    if guards.autocast_state(device.type) is not None and guards.autocast_changes(
+        signature.eager, args, device.type
+    ):
+        return Plan("autocast changes the chain's dtypes")
+    try:
+        results = _run_on_meta(signature, args, with_gradient)
+    except Exception as error:  # whatever eager raises, it shall raise it to the caller itself
+        return Plan(f"eager refuses these arguments: {type(error).__name__}")
+    outputs = _plan_outputs(signature, results)
+    if isinstance(outputs, str):
+        return Plan(outputs)
+    operands = _plan_operands(signature, tensors, outputs[0].shape)
+    if isinstance(operands, str):
+        return Plan(operands)
+    sizes = layouts.group_sizes(outputs[0].shape, signature.groups)
+    offsets = [operand.largest_offset for operand in operands]
+    if device.type == "cuda" and max(offsets + [math.prod(sizes)]) > _LARGEST_OFFSET:
+        return Plan("offsets do not fit 32 bits")
+    return Plan("", device, sizes, operands, outputs, with_gradient)
+
+
+def _main_device(tensors: tuple[torch.Tensor, ...]) -> torch.device:
+    """The device the result is on: that of the operands with dimensions."""
+    for tensor in tensors:
+        if tensor.dim() or tensor.device.type != "cpu":
+            return tensor.device
+    return tensors[0].device
+
+
+def _arguments_problem(signature: Signature, args: tuple[Any, ...]) -> str:
+    operands, scalars = signature.operands, signature.scalars
+    if len(args) != len(operands) + len(scalars):
+        return f"{len(args)} arguments instead of {len(operands) + len(scalars)}"
+    tensors = args[: len(operands)]
+    for operand, tensor in zip(operands, tensors, strict=True):
+        problem = guards.tensor_problem(tensor, operand.dtype)
+        if problem:
+            return f"operand {operand.name}: {problem}"
+    for (name, dtype), value in zip(scalars, args[len(operands) :], strict=True):
+        expected = (float,) if dtype == "float64" else (bool, int) if dtype == "int64" else None
+        if type(value) not in (expected or guards.NUMBER_TYPES):
+            return f"scalar {name}: {type(value).__name__} instead of {dtype or 'a number'}"
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            return f"scalar {name} does not fit 64 bits"
+    return guards.devices_problem(tensors)
+
+
+def _run_on_meta(
+    signature: Signature, args: tuple[Any, ...], with_gradient: bool
+) -> tuple[torch.Tensor, ...]:
+    """The eager chain on tensors without memory: shapes, strides, dtypes, gradient flow."""
+    metas = []
+    for arg in args:
+        if not isinstance(arg, torch.Tensor):
+            metas.append(arg)
+            continue
+        meta = torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta")
+        metas.append(meta.requires_grad_(arg.requires_grad and with_gradient))
+    with torch.set_grad_enabled(with_gradient):
+        results = signature.eager(*metas)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _plan_outputs(
+    signature: Signature, results: tuple[torch.Tensor, ...]
+) -> tuple[OutputPlan, ...] | str:
+    if len(results) != len(signature.outputs):
+        return f"eager gives {len(results)} results instead of {len(signature.outputs)}"
+    planned = []
+    for declared, result in zip(signature.outputs, results, strict=True):
+        shape, strides = tuple(result.shape), result.stride()
+        if str(result.dtype) != f"torch.{declared.dtype}":
+            return f"output {declared.name} would be {result.dtype}, not {declared.dtype}"
+        if len(shape) != signature.rank:
+            return f"the result has {len(shape)} dimensions, not {signature.rank}"
+        if planned and shape != planned[0].shape:
+            return "the results differ in shape"
+        layout = layouts.axis_layout(shape, strides, signature.groups)
+        if layout is None or not layout.is_dense:
+            return f"output {declared.name} has another memory layout than at capture"
+        planned.append(OutputPlan(shape, strides, result.dtype, layout, result.requires_grad))
+    return tuple(planned)
+
+
+def _plan_operands(
+    signature: Signature, tensors: tuple[torch.Tensor, ...], space: tuple[int, ...]
+) -> tuple[layouts.AxisLayout, ...] | str:
+    planned = []
+    for operand, tensor in zip(signature.operands, tensors, strict=True):
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        problem = layouts.broadcast_problem(shape, space, signature.groups, operand.groups)
+        if problem:
+            return f"operand {operand.name} broadcasts differently: {problem}"
+        shape, strides = layouts.at_full_rank(shape, strides, signature.rank)
+        own = tuple(signature.groups[index] for index in operand.groups)
+        layout = layouts.axis_layout(shape, strides, own)
+        if layout is None or (operand.layout == "dense" and not layout.is_dense):
+            return f"operand {operand.name} has another memory layout than at capture"
+        planned.append(layout)
+    return tuple(planned)
