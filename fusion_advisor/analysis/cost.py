@@ -1,0 +1,463 @@
+"""The time model: what an op costs, what a fused kernel would cost, and what bounds an op.
+
+Time of a kernel = max(compute, memory), plus a part of the smaller of the two (they overlap only
+partly), plus first touch of fresh memory, plus what a launch or call costs.  Memory time is bytes
+over the measured ceiling *for where the bytes come from*: an operand last touched ``d`` bytes of
+traffic ago streams at the rate measured for a working set of ``d``.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fusion_advisor.analysis.chains import index_graph
+from fusion_advisor.analysis.graph_index import GraphIndex
+from fusion_advisor.analysis.partition import element_count, item_bytes
+from fusion_advisor.analysis.textbook import compare
+from fusion_advisor.analysis.traffic import TrafficModel
+from fusion_advisor.analysis.work import op_flops
+from fusion_advisor.ops.dtypes import opmath
+from fusion_advisor.records import (
+    Bound,
+    Ceilings,
+    CostEstimate,
+    FusionCandidate,
+    OpGraph,
+    OpTime,
+)
+
+# Share of the fused-multiply-add peak that elementwise code reaches (dimensionless): polynomials
+# are multiply-add chains with selects and conversions between them.  Generated tanh-GELU kernels
+# reach between a quarter and all of it.
+PEAK_SHARE_LOW, PEAK_SHARE_MID, PEAK_SHARE_HIGH = 0.25, 0.5, 1.0
+# Share of the shorter of compute and memory that is not hidden behind the longer.
+UNHIDDEN_BEST, UNHIDDEN_MID, UNHIDDEN_WORST = 0.0, 0.25, 1.0
+# Bandwidth is shared with whatever else runs, and streams other than one read and one write
+# differ from the measured one: the pessimistic rate is this share of the ceiling.
+BANDWIDTH_SHARE_WORST = 0.75
+# glibc gives blocks above 32 MiB (the most its threshold adapts to) back to the system when they
+# are freed, so that every fresh one is faulted in page by page; smaller ones are mostly recycled.
+FRESH_ABOVE_BYTES = 32 * 2**20
+RECYCLED_FAULT_SHARE_WORST = 0.2  # measured: 4 MB outputs paid a fifth of the full fault cost
+# A fused call's guard, plan look-up and launch, where the ceilings do not hold a measurement.
+DEFAULT_CALL_US = 8.0
+# An op is bound by the largest of overhead, memory and compute, if that explains at least this
+# share of its measured time; otherwise its class is unknown.
+EXPLAINED_SHARE = 0.25
+
+# Registers of one CUDA thread: addressing and bounds, a 64-bit pointer per operand, values.
+BASE_REGISTERS = 14
+REGISTERS_PER_OPERAND = 2
+MAX_REGISTERS = 255
+REGISTERS_PER_SM, THREADS_PER_SM, THREADS_PER_BLOCK, REGISTER_GRANULE = 65536, 2048, 256, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Addends of one kernel's time, in us (overhead apart)."""
+
+    memory: float
+    compute: float
+    first_touch: float
+
+    def total(self, unhidden: float) -> float:
+        """Time of the kernel when ``unhidden`` of the shorter part shows."""
+        longer, shorter = max(self.memory, self.compute), min(self.memory, self.compute)
+        return longer + unhidden * shorter + self.first_touch
+
+
+class Bandwidth:
+    """Streaming rate by working set: straight lines between the measured points."""
+
+    def __init__(self, ceilings: Ceilings) -> None:
+        points = sorted(ceilings.bandwidth, key=lambda point: point.working_set_bytes)
+        self._sizes = [math.log2(max(1, point.working_set_bytes)) for point in points]
+        self._rates = [max(point.gb_per_s, 1e-9) for point in points]
+
+    @property
+    def memory_rate(self) -> float:
+        """GB/s at the largest working set: main memory."""
+        return self._rates[-1] if self._rates else 1.0
+
+    def rate(self, working_set: float) -> float:
+        """GB/s for bytes that come from a working set of this size."""
+        if not self._rates:
+            return 1.0
+        size = math.log2(max(1.0, working_set))
+        k = bisect_left(self._sizes, size)
+        if k == 0:
+            return self._rates[0]
+        if k == len(self._sizes):
+            return self._rates[-1]
+        low, high = self._sizes[k - 1], self._sizes[k]
+        part = (size - low) / (high - low)
+        return self._rates[k - 1] + part * (self._rates[k] - self._rates[k - 1])
+
+    def time_us(self, size: float, working_set: float) -> float:
+        """Time to move ``size`` bytes (1 GB/s is 1000 bytes per us)."""
+        return size / (self.rate(working_set) * 1e3)
+
+
+class CostModel:
+    """Times of the ops and candidates of one run on one device.
+
+    ``times`` are measurements on the device of ``ceilings``; leave them out to estimate for a
+    device that is not here.
+    """
+
+    def __init__(
+        self,
+        index: GraphIndex,
+        traffic: TrafficModel,
+        times: Iterable[OpTime],
+        ceilings: Ceilings,
+        *,
+        recompute_in_backward: bool = False,
+    ) -> None:
+        self.index = index
+        self.traffic = traffic
+        self.ceilings = ceilings
+        self.recompute_in_backward = recompute_in_backward
+        self.on_device = not ceilings.device.startswith("cpu")
+        self.bandwidth = Bandwidth(ceilings)
+        self._gflops = dict(ceilings.gflops)
+        self._measured: list[OpTime | None] = [None] * len(index.nodes)
+        for time in times:
+            position = index.positions.get(time.node)
+            if position is not None:
+                self._measured[position] = time
+        self._reuse = _reuse_distances(index, traffic)
+        self.call_us = ceilings.call_us or DEFAULT_CALL_US
+        self._parts: list[Parts] = [self._op_parts(i) for i in range(len(index.nodes))]
+        self.host_bound = self._host_bound()
+        self.op_us: list[float] = [self._op_time(i) for i in range(len(index.nodes))]
+
+    # -- ops -----------------------------------------------------------------------------------
+
+    def _op_parts(self, position: int) -> Parts:
+        index, traffic = self.index, self.traffic
+        op = traffic.ops[position]
+        if not op.reads and not op.writes:
+            return Parts(0.0, 0.0, 0.0)
+        whole = op.total
+        memory = 0.0
+        for (_, size), distance in zip(op.reads, self._reuse[position], strict=True):
+            memory += self.bandwidth.time_us(size, max(whole, distance))
+        written = 0
+        for _, size in op.writes:
+            memory += self.bandwidth.time_us(size, whole)
+            written += size
+        node = index.nodes[position]
+        touch = 0.0 if node.mutates else self._first_touch(written, 0.0)
+        flops = op_flops(index, position)
+        compute = self._compute_us(flops, self._rate_dtype(position), PEAK_SHARE_MID)
+        return Parts(memory, compute, touch)
+
+    def _op_time(self, position: int) -> float:
+        """Measured time, else the model's."""
+        measured = self._measured[position]
+        if measured is not None:
+            if not self.on_device:
+                return measured.host_us
+            host = measured.host_us if self.host_bound else 0.0
+            return max(host, measured.device_us)
+        op = self.traffic.ops[position]
+        idle = not op.reads and not op.writes
+        kernel = self._parts[position].total(UNHIDDEN_MID)
+        if not self.on_device:
+            return self.ceilings.dispatch_us + kernel
+        device = 0.0 if idle else self.ceilings.launch_us + kernel
+        return max(self.ceilings.dispatch_us, device) if self.host_bound else device
+
+    def _host_bound(self) -> bool:
+        """On an accelerator: whether the host cannot keep the device busy over the whole run."""
+        if not self.on_device:
+            return True
+        host = device = 0.0
+        for position, measured in enumerate(self._measured):
+            if measured is not None:
+                host += measured.host_us
+                device += measured.device_us
+                continue
+            host += self.ceilings.dispatch_us
+            op = self.traffic.ops[position]
+            if op.reads or op.writes:
+                device += self.ceilings.launch_us + self._parts[position].total(UNHIDDEN_MID)
+        return host > device
+
+    def kernel_us(self, position: int) -> float:
+        """The model's time of the op without what dispatch or launch costs."""
+        return self._parts[position].total(UNHIDDEN_MID)
+
+    def bound(self, position: int) -> Bound:
+        """What limits the op: overhead, memory or compute."""
+        parts = self._parts[position]
+        return self._class(
+            self.op_us[position],
+            self.ceilings.launch_us
+            if self.on_device and not self.host_bound
+            else self.ceilings.dispatch_us,
+            parts.memory + parts.first_touch,
+            parts.compute,
+        )
+
+    @staticmethod
+    def _class(time: float, overhead: float, memory: float, compute: float) -> Bound:
+        most = max(overhead, memory, compute)
+        if most <= 0 or most < EXPLAINED_SHARE * time:
+            return "unknown"
+        if most == overhead:
+            return "overhead-bound"
+        return "memory-bound" if most == memory else "compute-bound"
+
+    # -- candidates ----------------------------------------------------------------------------
+
+    def estimate(self, candidate: FusionCandidate) -> CostEstimate:
+        """What one kernel in place of the candidate's ops would change."""
+        index = self.index
+        members = [index.positions[node] for node in candidate.nodes]
+        working = [m for m in members if self.traffic.ops[m].writes]
+        before_bytes, after_bytes = self.traffic.candidate(candidate)
+        before_us = sum(self.op_us[m] for m in members)
+        elements = element_count(candidate.shape)
+        flops = float(elements) * sum(
+            info.flops for m in members if (info := index.infos[m]) is not None
+        )
+        dtype = self._rate_dtype(members[-1])
+        memory = self._fused_memory_us(candidate, members, after_bytes)
+        written = sum(self.traffic.size(value) for value in candidate.outputs)
+        recompute = before_us if self.recomputes(candidate) else 0.0
+
+        def kernel(share: float, unhidden: float, rate: float, recycled: float) -> float:
+            compute = self._compute_us(flops, dtype, share)
+            touch = self._first_touch(written, recycled)
+            return Parts(memory / rate, compute, touch).total(unhidden)
+
+        low = kernel(PEAK_SHARE_HIGH, UNHIDDEN_BEST, 1.0, 0.0)
+        mid = kernel(PEAK_SHARE_MID, UNHIDDEN_MID, 1.0, 0.0)
+        high = kernel(
+            PEAK_SHARE_LOW, UNHIDDEN_WORST, BANDWIDTH_SHARE_WORST, RECYCLED_FAULT_SHARE_WORST
+        )
+        after = [self._with_call(time, k) + recompute for k, time in enumerate((low, mid, high))]
+        compute_mid = self._compute_us(flops, dtype, PEAK_SHARE_MID)
+        touch_mid = self._first_touch(written, 0.0)
+        terms = (
+            ("call", self.call_us),
+            ("launch", self.ceilings.launch_us),
+            ("memory", memory),
+            ("compute", compute_mid),
+            ("unhidden", UNHIDDEN_MID * min(memory, compute_mid)),
+            ("first touch", touch_mid),
+            ("recompute in backward", recompute),
+        )
+        registers = estimate_registers(index, candidate, members)
+        textbook = self._textbook(candidate, len(working))
+        return CostEstimate(
+            bytes_before=before_bytes,
+            bytes_after=after_bytes,
+            launches_before=self._launches(working),
+            launches_after=1,
+            flops=flops,
+            time_before_us=before_us,
+            time_after_low_us=after[0],
+            time_after_mid_us=after[1],
+            time_after_high_us=after[2],
+            saved_low_us=before_us - after[2],
+            saved_mid_us=before_us - after[1],
+            saved_high_us=before_us - after[0],
+            textbook_before_us=textbook[0],
+            textbook_after_us=textbook[1],
+            registers=registers,
+            occupancy=occupancy(registers),
+            bound=self._group_bound(members),
+            terms=tuple((name, value) for name, value in terms if value),
+        )
+
+    def _with_call(self, kernel: float, scenario: int) -> float:
+        """Add what the call costs; on a device a busy queue hides the host (scenario 0: always)."""
+        if not self.on_device:
+            return self.call_us + kernel
+        device = self.ceilings.launch_us + kernel
+        hidden = scenario == 0 or (scenario == 1 and not self.host_bound)
+        return device if hidden else max(self.call_us, device)
+
+    def _fused_memory_us(
+        self, candidate: FusionCandidate, members: Sequence[int], whole: int
+    ) -> float:
+        """Each operand from where its first reader finds it; results at the kernel's own size."""
+        distance: dict[str, float] = {}
+        for member in members:
+            for (memory, _), far in zip(
+                self.traffic.ops[member].reads, self._reuse[member], strict=True
+            ):
+                distance.setdefault(memory, far)
+        time = 0.0
+        seen: set[str] = set()
+        for operand in candidate.inputs:
+            memory = self.traffic.memory(operand.value)
+            if memory not in seen:
+                seen.add(memory)
+                size = self.traffic.size(operand.value)
+                time += self.bandwidth.time_us(size, max(whole, distance.get(memory, 0.0)))
+        for value in candidate.outputs:
+            time += self.bandwidth.time_us(self.traffic.size(value), whole)
+        return time
+
+    def recomputes(self, candidate: FusionCandidate) -> bool:
+        """Whether the run's backward would have to run the candidate's eager ops again."""
+        first = self.index.nodes[self.index.positions[candidate.nodes[0]]]
+        if not self.recompute_in_backward or first.phase != "forward":
+            return False
+        values = self.index.values
+        return bool(candidate.saved) or any(
+            values[value].requires_grad for value in candidate.outputs
+        )
+
+    def _launches(self, members: Sequence[int]) -> int:
+        """Measured kernels where there are any, else one per op that touches memory."""
+        total = 0
+        for member in members:
+            measured = self._measured[member]
+            total += measured.kernels if measured is not None and measured.kernels else 1
+        return total
+
+    def _textbook(self, candidate: FusionCandidate, ops: int) -> tuple[float, float]:
+        """The textbook's two times: main-memory rate, one launch or dispatch per op."""
+        elements = element_count(candidate.shape)
+        item = item_bytes(self.index.values[candidate.outputs[0]].dtype)
+        per_access = item / (self.bandwidth.memory_rate * 1e3)
+        per_launch = self.ceilings.launch_us if self.on_device else self.ceilings.dispatch_us
+        both = compare(max(ops, 1), elements, per_access, per_launch)
+        return both.before, both.after
+
+    def _group_bound(self, members: Sequence[int]) -> Bound:
+        parts = [self._parts[m] for m in members]
+        overhead = (
+            self.ceilings.launch_us
+            if self.on_device and not self.host_bound
+            else self.ceilings.dispatch_us
+        )
+        return self._class(
+            sum(self.op_us[m] for m in members),
+            overhead * len(members),
+            sum(part.memory + part.first_touch for part in parts),
+            sum(part.compute for part in parts),
+        )
+
+    # -- terms ---------------------------------------------------------------------------------
+
+    def _first_touch(self, size: int, recycled_share: float) -> float:
+        """Page faults of a fresh result on the CPU, in us."""
+        share = 1.0 if size > FRESH_ABOVE_BYTES else recycled_share
+        return self.ceilings.page_fault_us_per_mb * (size / 1e6) * share
+
+    def _compute_us(self, flops: float, dtype: str, share: float) -> float:
+        rate = self._gflops.get(dtype) or self._gflops.get("float32")
+        return flops / (rate * share * 1e3) if rate else 0.0
+
+    def _rate_dtype(self, position: int) -> str:
+        """The dtype whose arithmetic rate applies: float32 for 16-bit elementwise work."""
+        node = self.index.nodes[position]
+        dtype = self.index.values[node.outputs[0]].dtype
+        return opmath(dtype) if self.index.infos[position] is not None else dtype
+
+
+def _reuse_distances(index: GraphIndex, traffic: TrafficModel) -> list[tuple[float, ...]]:
+    """Per op and distinct memory read: bytes of traffic since the memory was last touched.
+
+    What the run reads first was last touched in the run before, one whole run's traffic ago.
+    """
+    moved = 0.0
+    touched: dict[str, float] = {}
+    total = float(traffic.total)
+    result: list[tuple[float, ...]] = []
+    for op in traffic.ops:
+        if op.reads:
+            result.append(
+                tuple([moved - touched[m] if m in touched else total for m, _ in op.reads])
+            )
+        else:
+            result.append(())
+        moved += op.total
+        for memory, _ in op.reads:
+            touched[memory] = moved
+        for memory, _ in op.writes:
+            touched[memory] = moved
+    return result
+
+
+def estimate_registers(
+    index: GraphIndex, candidate: FusionCandidate, members: Sequence[int]
+) -> int:
+    """Registers of a CUDA thread that computes one element, before ptxas has its say."""
+    last: dict[str, int] = {}
+    for k, member in enumerate(members):
+        for value in index.nodes[member].inputs:
+            last[value] = k
+    for value in candidate.outputs:
+        last.setdefault(value, len(members))
+    live: dict[str, int] = {}
+    most = 0
+    for k, member in enumerate(members):
+        node = index.nodes[member]
+        for value in (*node.inputs, node.outputs[0]):
+            live[value] = 2 if item_bytes(index.values[value].dtype) == 8 else 1
+        most = max(most, sum(live.values()))
+        live = {value: width for value, width in live.items() if last.get(value, -1) > k}
+    operands = len(candidate.inputs) + len(candidate.outputs)
+    return min(MAX_REGISTERS, BASE_REGISTERS + REGISTERS_PER_OPERAND * operands + most)
+
+
+def occupancy(registers: int) -> float:
+    """Resident threads over the most an SM holds (sm_80 and later), in blocks of 256 threads."""
+    rounded = -(-registers // REGISTER_GRANULE) * REGISTER_GRANULE
+    blocks = REGISTERS_PER_SM // (max(rounded, REGISTER_GRANULE) * THREADS_PER_BLOCK)
+    return min(1.0, blocks * THREADS_PER_BLOCK / THREADS_PER_SM)
+
+
+def estimate(
+    graph: OpGraph,
+    candidate: FusionCandidate,
+    times: Iterable[OpTime],
+    ceilings: Ceilings,
+    *,
+    recompute_in_backward: bool = False,
+) -> CostEstimate:
+    """The estimate of one candidate; use :class:`CostModel` for many of one graph."""
+    index = index_graph(graph)
+    model = CostModel(
+        index,
+        TrafficModel(index),
+        times,
+        ceilings,
+        recompute_in_backward=recompute_in_backward,
+    )
+    return model.estimate(candidate)
+
+
+def add_estimates(estimates: Sequence[CostEstimate]) -> CostEstimate:
+    """The sum over several occurrences of one program; its class and terms are summed too."""
+    first = estimates[0]
+    if len(estimates) == 1:
+        return first
+    terms: dict[str, float] = {}
+    for each in estimates:
+        for name, value in each.terms:
+            terms[name] = terms.get(name, 0.0) + value
+    bounds = [each.bound for each in estimates]
+    return replace(
+        first,
+        **{name: sum(getattr(each, name) for each in estimates) for name in _SUMMED},
+        bound=max(bounds, key=bounds.count),
+        terms=tuple(terms.items()),
+    )
+
+
+_SUMMED = (
+    "bytes_before", "bytes_after", "launches_before", "launches_after", "flops",
+    "time_before_us", "time_after_low_us", "time_after_mid_us", "time_after_high_us",
+    "saved_low_us", "saved_mid_us", "saved_high_us", "textbook_before_us", "textbook_after_us",
+)  # fmt: skip

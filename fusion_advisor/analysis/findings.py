@@ -1,0 +1,282 @@
+"""From candidates to advice: which are worth it end to end, counted once per source place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fusion_advisor.analysis.cost import CostModel, add_estimates
+from fusion_advisor.analysis.graph_index import GraphIndex
+from fusion_advisor.records import (
+    CostEstimate,
+    Finding,
+    FusionCandidate,
+    Safety,
+    SourceSpan,
+    Verdict,
+)
+
+MIN_SAVING_US = 2.0  # less than one eager dispatch: not worth a line of code
+MIN_SHARE = 0.002  # of the run's wall time; two runs of a program differ by more
+# The standard error of a median of about 15 runs is a quarter of their interquartile range.
+NOISE_OF_SPREAD = 0.25
+# Overheads a chain's own time must exceed for its length, not its launches, to matter.
+LONG_ENOUGH_CALLS = 2.0
+
+ProgramKey = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """The least saving that is reported, in us, and where it comes from."""
+
+    us: float
+    reason: str
+
+
+def threshold(
+    wall_us: float,
+    wall_spread_us: float,
+    *,
+    min_saving_us: float = MIN_SAVING_US,
+    min_share: float = MIN_SHARE,
+) -> Threshold:
+    """What a finding must save over the whole run to be above noise."""
+    choices = (
+        (min_saving_us, f"{min_saving_us:g} us"),
+        (min_share * wall_us, f"{min_share:.1%} of the run"),
+        (NOISE_OF_SPREAD * wall_spread_us, "the noise of the run's own time"),
+    )
+    us, reason = max(choices)
+    return Threshold(us=us, reason=reason)
+
+
+def find_findings(
+    model: CostModel,
+    candidates: Sequence[FusionCandidate],
+    *,
+    ids: Iterator[str],
+    wall_us: float,
+    least: Threshold,
+) -> tuple[tuple[Finding, ...], float]:
+    """Findings above the threshold, best first, and the largest saving seen (us, may be < 0).
+
+    Candidates are those restricted to one frame; only forward ones are advised, because nothing
+    in the person's source runs the backward's ops one by one.
+    """
+    index = model.index
+    programs: dict[ProgramKey, list[FusionCandidate]] = {}
+    for candidate in candidates:
+        if index.nodes[index.positions[candidate.nodes[0]]].phase == "forward":
+            programs.setdefault(program_key(index, candidate), []).append(candidate)
+    best = float("-inf")
+    chosen: list[tuple[CostEstimate, list[FusionCandidate]]] = []
+    for group in programs.values():
+        total = add_estimates([model.estimate(candidate) for candidate in group])
+        best = max(best, total.saved_mid_us)
+        if total.saved_mid_us >= least.us:
+            chosen.append((total, group))
+    chosen.sort(key=lambda item: -item[0].saved_mid_us)
+    findings = tuple(
+        make_finding(model, group, total, name=next(ids), wall_us=wall_us)
+        for total, group in chosen
+    )
+    return findings, best
+
+
+def program_key(index: GraphIndex, candidate: FusionCandidate) -> ProgramKey:
+    """Equal for occurrences of one program from one source place.
+
+    The place is every op's file, function and expression; the program is the ops, their dtypes,
+    how they are wired and how each operand is broadcast.  Sizes do not count: they are run-time
+    values of a kernel.
+    """
+    names: dict[str, int] = {}
+    steps: list[object] = []
+    for node_id in candidate.nodes:
+        node = index.nodes[index.positions[node_id]]
+        span = node.span
+        place = (
+            (span.file, span.function, span.line, span.column, span.text)
+            if span is not None
+            else node.module_class
+        )
+        wires = tuple(names.setdefault(value, len(names)) for value in node.inputs)
+        result = node.outputs[0]
+        names.setdefault(result, len(names))
+        steps.append((node.op, place, wires, index.values[result].dtype))
+    operands = tuple(
+        (names.get(operand.value), operand.dims, index.values[operand.value].dtype)
+        for operand in candidate.inputs
+    )
+    outputs = tuple(names[value] for value in candidate.outputs)
+    return (tuple(steps), operands, outputs, len(candidate.shape))
+
+
+def make_finding(
+    model: CostModel,
+    occurrences: Sequence[FusionCandidate],
+    total: CostEstimate,
+    *,
+    name: str,
+    wall_us: float,
+) -> Finding:
+    """The record of one program and all its occurrences."""
+    index = model.index
+    shown = occurrences[0]
+    span = widest_span([index.nodes[index.positions[node]].span for node in shown.nodes])
+    return Finding(
+        id=name,
+        rule=rule_code(index, shown, span),
+        title=_title(index, shown),
+        message=_message(index, shown, total, len(occurrences)),
+        span=span,
+        occurrences=tuple(occurrences),
+        estimate=total,
+        share=max(0.0, total.saved_mid_us / wall_us) if wall_us > 0 else 0.0,
+        verdicts=verdicts(model, shown, total, len(occurrences)),
+        safety=_safety(index, shown),
+        notes=_notes(index, shown, total),
+    )
+
+
+def widest_span(spans: Sequence[SourceSpan | None]) -> SourceSpan | None:
+    """The span that reaches furthest: of ``a * (1 + b)`` the product, not the sum."""
+    known = [span for span in spans if span is not None]
+    if not known:
+        return None
+
+    def reach(span: SourceSpan) -> tuple[int, int]:
+        return (span.end_line - span.line, span.end_column - span.column)
+
+    return max(reversed(known), key=reach)
+
+
+def rule_code(index: GraphIndex, candidate: FusionCandidate, span: SourceSpan | None) -> str:
+    """Which rule of the catalogue the candidate falls under; the most telling one wins."""
+    if span is not None and span.installed:
+        return "FUS004"
+    if _has_float_cast(index, candidate):
+        return "FUS005"
+    if candidate.pattern == "dag":
+        return "FUS002"
+    if _has_broadcast(candidate):
+        return "FUS003"
+    return "FUS001"
+
+
+def _has_float_cast(index: GraphIndex, candidate: FusionCandidate) -> bool:
+    for node_id in candidate.nodes:
+        node = index.nodes[index.positions[node_id]]
+        if node.op.startswith("aten._to_copy") and node.inputs:
+            old, new = index.values[node.inputs[0]].dtype, index.values[node.outputs[0]].dtype
+            if old != new and "float" in old and "float" in new:
+                return True
+    return False
+
+
+def _has_broadcast(candidate: FusionCandidate) -> bool:
+    return any(
+        dim is None and size > 1
+        for operand in candidate.inputs
+        for dim, size in zip(operand.dims, candidate.shape, strict=True)
+    )
+
+
+def verdicts(
+    model: CostModel, candidate: FusionCandidate, total: CostEstimate, count: int
+) -> tuple[Verdict, ...]:
+    """The textbook's three questions, answered for one occurrence."""
+    each_us = total.time_before_us / count
+    enough = LONG_ENOUGH_CALLS * model.call_us
+    long_enough = each_us >= enough
+    ops = total.launches_before // count
+    memory = total.bound == "memory-bound"
+    saving = 1 - total.bytes_after / total.bytes_before if total.bytes_before else 0.0
+    bound_reason = {
+        "memory-bound": "its time is what moving its bytes takes",
+        "compute-bound": "its arithmetic takes longer than moving its bytes",
+        "overhead-bound": "dispatch and launch take longer than the work; fewer launches help",
+        "unknown": "neither bytes, arithmetic nor overhead explain its time",
+    }[total.bound]
+    return (
+        Verdict(
+            question="long enough",
+            holds=long_enough,
+            reason=f"the ops take {each_us:.1f} us at {_shape(candidate)}, "
+            f"{'above' if long_enough else 'below'} {enough:.1f} us "
+            f"({LONG_ENOUGH_CALLS:g} fused calls)",
+        ),
+        Verdict(
+            question="several ops",
+            holds=ops >= 2,
+            reason=f"{ops} launches become 1, {saving:.0%} of the bytes fall away",
+        ),
+        Verdict(question="memory-bound", holds=memory, reason=f"{total.bound}: {bound_reason}"),
+    )
+
+
+def op_name(op: str) -> str:
+    """``aten.add.Tensor`` as a person says it: ``add``."""
+    parts = op.split(".")
+    return parts[1] if len(parts) > 1 else op
+
+
+def _shape(candidate: FusionCandidate) -> str:
+    return "×".join(map(str, candidate.shape)) or "one element"
+
+
+def _title(index: GraphIndex, candidate: FusionCandidate) -> str:
+    nodes = [index.nodes[index.positions[node]] for node in candidate.nodes]
+    names = [op_name(node.op) for node in nodes]
+    listed = " → ".join(names if len(names) <= 6 else [*names[:3], "…", *names[-2:]])
+    where = nodes[-1].module_class.rpartition(".")[2]
+    prefix = f"{where}: " if where else ""
+    return f"{prefix}{len(names)} elementwise ops in one kernel ({listed})"
+
+
+def _message(index: GraphIndex, candidate: FusionCandidate, total: CostEstimate, count: int) -> str:
+    dtype = index.values[candidate.outputs[0]].dtype
+    times = f", {count} times in the run" if count > 1 else ""
+    return (
+        f"{len(candidate.nodes)} ops over {_shape(candidate)} {dtype}{times}: together they move "
+        f"{_bytes(total.bytes_before)} in {total.launches_before} launches; one kernel "
+        f"moves {_bytes(total.bytes_after)}. Estimated {total.time_before_us:.1f} → "
+        f"{total.time_after_mid_us:.1f} us, saving {total.saved_low_us:.1f} to "
+        f"{total.saved_high_us:.1f} us."
+    )
+
+
+def _bytes(size: int) -> str:
+    if size >= 1e6:
+        return f"{size / 1e6:.1f} MB"
+    return f"{size / 1e3:.1f} kB" if size >= 1e3 else f"{size} B"
+
+
+def _safety(index: GraphIndex, candidate: FusionCandidate) -> Safety:
+    """In-place ops made functional leave the name's old tensor unwritten: not safe by itself."""
+    return "unsafe" if _in_place_ops(index, candidate) else "safe"
+
+
+def _in_place_ops(index: GraphIndex, candidate: FusionCandidate) -> list[str]:
+    nodes = (index.nodes[index.positions[node]] for node in candidate.nodes)
+    return [op_name(node.op) for node in nodes if node.mutates]
+
+
+def _notes(index: GraphIndex, candidate: FusionCandidate, total: CostEstimate) -> tuple[str, ...]:
+    notes: list[str] = []
+    in_place = _in_place_ops(index, candidate)
+    if in_place:
+        notes.append(
+            f"made functional: {', '.join(in_place)} (nobody else sees the written tensor)"
+        )
+    if candidate.saved:
+        notes.append(
+            f"{len(candidate.saved)} intermediates that backward reads are recomputed there"
+        )
+    terms: Mapping[str, float] = dict(total.terms)
+    if terms.get("recompute in backward"):
+        notes.append(
+            f"backward runs the eager ops again: {terms['recompute in backward']:.1f} us, included"
+        )
+    return tuple(notes)

@@ -1,0 +1,158 @@
+"""Look-up tables over one recorded graph, built once in linear time and then only read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusion_advisor.errors import AnalysisError
+from fusion_advisor.ops import OpInfo
+from fusion_advisor.records import OpGraph, OpNode, TensorSpec
+
+Context = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class GraphIndex:
+    """A graph by position: node ``i`` is ``graph.nodes[i]``.
+
+    ``dependencies[i]`` are the earlier positions that must run before node ``i``: the producers
+    of its inputs, and, through storages that are written in place, the last writer of what it
+    reads and all readers and the last writer of what it writes.  ``consumers`` lists, per value,
+    the positions that take it, each once, in order.
+    """
+
+    nodes: tuple[OpNode, ...]
+    values: dict[str, TensorSpec]
+    positions: dict[str, int]
+    producer: dict[str, int]
+    consumers: dict[str, list[int]]
+    dependencies: list[tuple[int, ...]]
+    kept: frozenset[str]  # graph outputs
+    given: frozenset[str]  # graph inputs
+    written_storages: dict[int, list[str]]  # storages written in place -> their values, in order
+    writers: dict[int, list[int]]  # the same storages -> positions that write them
+    infos: list[OpInfo | None]  # filled by legality.mark_members
+    refusals: list[tuple[str, str] | None]  # why a node is not a member: code, message
+
+    def producers_of(self, position: int) -> list[tuple[int, str]]:
+        """(Producing position, value) of each input that a node of the run made."""
+        producer = self.producer
+        return [(producer[v], v) for v in self.nodes[position].inputs if v in producer]
+
+
+def build_index(graph: OpGraph) -> GraphIndex:
+    """Index ``graph``; raises AnalysisError where it refers to values it does not hold."""
+    nodes = graph.nodes
+    values = {spec.id: spec for spec in graph.values}
+    positions = {node.id: i for i, node in enumerate(nodes)}
+    if len(positions) != len(nodes):
+        raise AnalysisError("two ops of the recording share an id; record it again")
+    written = _written_storages(nodes, values)
+    producer: dict[str, int] = {}
+    consumers: dict[str, list[int]] = {}
+    dependencies: list[tuple[int, ...]] = []
+    last_writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {storage: [] for storage in written}
+    writers: dict[int, list[int]] = {storage: [] for storage in written}
+    for i, node in enumerate(nodes):
+        needed: set[int] = set()
+        for value in node.inputs:
+            made = producer.get(value)
+            if made is not None:
+                needed.add(made)
+            users = consumers.get(value)
+            if users is None:
+                consumers[value] = [i]
+            elif users[-1] != i:
+                users.append(i)
+            if written:
+                storage = _storage(values, value, node)
+                if storage in written:
+                    writer = last_writer.get(storage)
+                    if writer is not None:
+                        needed.add(writer)
+                    readers[storage].append(i)
+        for value in node.mutates:
+            storage = _storage(values, value, node)
+            needed.update(readers[storage])
+            writer = last_writer.get(storage)
+            if writer is not None:
+                needed.add(writer)
+            readers[storage] = []
+            last_writer[storage] = i
+            writers[storage].append(i)
+        needed.discard(i)
+        dependencies.append(tuple(needed))
+        for value in node.outputs:
+            if value not in values:
+                raise AnalysisError(f"{node.id} ({node.op}) makes {value}, which is not recorded")
+            if value not in producer:
+                producer[value] = i
+    missing = consumers.keys() - values.keys()
+    if missing:
+        raise AnalysisError(f"the recording uses {min(missing)}, which it does not describe")
+    for spec in graph.values:
+        if spec.storage in written:
+            written[spec.storage].append(spec.id)
+    return GraphIndex(
+        nodes=nodes,
+        values=values,
+        positions=positions,
+        producer=producer,
+        consumers=consumers,
+        dependencies=dependencies,
+        kept=frozenset(graph.outputs),
+        given=frozenset(graph.inputs),
+        written_storages=written,
+        writers=writers,
+        infos=[None] * len(nodes),
+        refusals=[None] * len(nodes),
+    )
+
+
+def _storage(values: dict[str, TensorSpec], value: str, node: OpNode) -> int:
+    spec = values.get(value)
+    if spec is None:
+        raise AnalysisError(f"{node.id} ({node.op}) uses {value}, which is not recorded")
+    return spec.storage
+
+
+def _written_storages(
+    nodes: Sequence[OpNode], values: dict[str, TensorSpec]
+) -> dict[int, list[str]]:
+    return {_storage(values, v, node): [] for node in nodes for v in node.mutates}
+
+
+def broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether ``shape`` broadcasts into exactly ``target`` by torch's rules."""
+    if shape == target:
+        return True
+    lead = len(target) - len(shape)
+    if lead < 0:
+        return False
+    return all(size in (1, whole) for size, whole in zip(shape, target[lead:], strict=True))
+
+
+def same_layout(first: TensorSpec, second: TensorSpec) -> bool:
+    """Whether two equally shaped tensors walk memory in the same order (size-1 dims aside)."""
+    if first.strides == second.strides:
+        return True
+    return all(
+        size == 1 or a == b
+        for size, a, b in zip(first.shape, first.strides, second.strides, strict=True)
+    )
+
+
+def is_dense(spec: TensorSpec) -> bool:
+    """Whether the elements fill one stretch of memory without gaps or overlap."""
+    expected = 1
+    for stride, size in sorted(
+        (stride, size) for size, stride in zip(spec.shape, spec.strides, strict=True) if size != 1
+    ):
+        if size == 0:
+            return True
+        if stride != expected:
+            return False
+        expected *= size
+    return True

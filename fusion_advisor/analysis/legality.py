@@ -1,0 +1,275 @@
+"""Which ops may be members of a fused group at all, and the codes of what forbids fusing.
+
+A check here looks at one op (and, for an in-place op, at everybody who sees its storage).
+What depends on the group, convexity above all, is decided where groups grow (``chains``).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from types import MappingProxyType
+
+from fusion_advisor.analysis.graph_index import Context, GraphIndex, broadcasts_to, same_layout
+from fusion_advisor.ops import OpInfo, lookup
+from fusion_advisor.ops.dtypes import SUPPORTED_DTYPES
+from fusion_advisor.records import OpNode, Symbol, TensorSpec
+
+Refusal = tuple[str, str]  # blocker code, message
+
+BLOCKER_CODES: Mapping[str, str] = MappingProxyType(
+    {
+        "not-elementwise": "one output element needs many input elements",
+        "view": "a view changes the indexing; views are not folded into index maps",
+        "copy": "moves elements to other places",
+        "random": "draws random numbers; fused, the generator would advance differently",
+        "host-sync": "brings a value to Python, where control may depend on it",
+        "factory": "makes a tensor from nothing",
+        "optimizer": "an optimizer kernel of its own",
+        "unsupported-op": "no scalar recipe is known for the op",
+        "dtype": "a dtype that no kernel is generated for",
+        "tensor-kind": "sparse, nested, quantized or subclass tensors, or lazy conj/neg bits",
+        "argument": "an argument that cannot be written into a kernel",
+        "shape": "shapes do not broadcast into one iteration space",
+        "output-shape": "a result is needed at a smaller shape than the kernel iterates over",
+        "layout": "a result's memory layout differs from that of the group's other results",
+        "offsets": "more elements than 32-bit offsets reach",
+        "mutated-input": "writes a tensor that others see, in place",
+        "aliasing": "reads its written storage through another view",
+        "mutated-between": "a storage is written between the two ops",
+        "non-convex": "a path leaves the group and comes back",
+        "device": "different devices",
+        "stream": "different streams",
+        "thread": "run by different threads",
+        "phase": "forward, backward and optimizer are not mixed",
+        "autocast": "autocast changes between the two ops",
+        "grad-mode": "gradient recording is switched between the two ops",
+        "frame": "called from different Python frames",
+        "placement": "no place in the recorded order has all inputs and precedes all users",
+        "registers": "one kernel would hold more values or operands than a thread can",
+    }
+)
+
+MAX_ELEMENTS = 2**31 - 1  # kernels index with 32-bit offsets
+
+# What a thread of the context tuple means, in its order; the last one only within frames.
+_CONTEXT_CODES = ("device", "stream", "thread", "phase", "autocast", "grad-mode", "frame")
+
+_MANY_TO_ONE = {
+    "reduction": "a reduction needs the whole of its input before its first result",
+    "matmul": "a matrix product reads whole rows and columns for every element",
+    "convolution": "a convolution reads a neighbourhood for every element",
+    "attention": "attention reads whole rows for every element",
+    "normalization": "a normalization needs statistics of whole rows",
+    "indexing": "indexing reads elements at places that data decides",
+}
+_KIND_REFUSALS: dict[str, Refusal] = {
+    **{kind: ("not-elementwise", text) for kind, text in _MANY_TO_ONE.items()},
+    "view": ("view", "a view changes the indexing, and views are not folded into index maps"),
+    "metadata": ("view", "it handles metadata only and computes nothing"),
+    "copy": ("copy", "it moves elements to other places"),
+    "random": ("random", "it draws random numbers; a fused kernel would draw others"),
+    "host-sync": ("host-sync", "it brings a value to Python, and control may depend on it"),
+    "factory": ("factory", "it makes a tensor from nothing; pass it in as an operand"),
+    "optimizer": ("optimizer", "an optimizer step is one kernel of its own (foreach, fused)"),
+    "other": ("unsupported-op", "it is not known to be elementwise"),
+}
+_PLAIN_FLAGS = frozenset({"wrapped-number", "parameter"})
+_DTYPES = frozenset(SUPPORTED_DTYPES)
+
+
+def context(node: OpNode, *, within_frame: bool) -> Context:
+    """What must be equal for two ops to share a kernel."""
+    shared = (
+        node.device,
+        node.stream,
+        node.thread,
+        node.phase,
+        node.autocast,
+        node.grad_enabled,
+    )
+    return (*shared, node.frame) if within_frame else shared
+
+
+def context_refusal(first: Context, second: Context) -> Refusal:
+    """Which part of two differing contexts differs, as a blocker."""
+    for code, a, b in zip(_CONTEXT_CODES, first, second, strict=False):
+        if a != b:
+            return code, f"{BLOCKER_CODES[code]} ({a} and {b})"
+    raise ValueError("the contexts are equal")
+
+
+def mark_members(index: GraphIndex) -> None:
+    """Fill ``index.infos`` (the recipe of each possible member) and ``index.refusals``."""
+    known: dict[str, OpInfo | None] = {}
+    bad_values = _unsupported_values(index)
+    late = _LateReaders(index)
+    for i, node in enumerate(index.nodes):
+        op = node.op
+        if op not in known:
+            known[op] = lookup(op)
+        info = known[op]
+        refusal: Refusal | None
+        if info is None or info.recipe is None:
+            refusal = _kind_refusal(node, info)
+        else:
+            refusal = _call_refusal(index, node, bad_values)
+            if refusal is None and node.mutates:
+                refusal = late.refusal(i, node)
+        if refusal is None:
+            index.infos[i] = info
+        else:
+            index.refusals[i] = refusal
+
+
+def _kind_refusal(node: OpNode, info: OpInfo | None) -> Refusal:
+    if node.kind == "elementwise":
+        reason = info.reason if info is not None and info.reason else "no scalar recipe is known"
+        return "unsupported-op", f"{node.op} is elementwise, but {reason}; it stays eager"
+    code, text = _KIND_REFUSALS[node.kind]
+    return code, f"{node.op} stands between: {text}"
+
+
+def _unsupported_values(index: GraphIndex) -> dict[str, Refusal]:
+    bad: dict[str, Refusal] = {}
+    for spec in index.values.values():
+        if spec.dtype not in _DTYPES:
+            bad[spec.id] = ("dtype", f"no kernels are generated for {spec.dtype}")
+        elif spec.flags:
+            odd = [flag for flag in spec.flags if flag not in _PLAIN_FLAGS]
+            if odd:
+                bad[spec.id] = ("tensor-kind", f"no kernels are generated for {odd[0]} tensors")
+    return bad
+
+
+def _call_refusal(
+    index: GraphIndex, node: OpNode, bad_values: Mapping[str, Refusal]
+) -> Refusal | None:
+    """Why this call of a known elementwise op cannot be a member, or None."""
+    if len(node.outputs) != 1:
+        return "unsupported-op", f"{node.op} has {len(node.outputs)} results"
+    output = index.values[node.outputs[0]]
+    if bad_values:
+        for value in (*node.inputs, output.id):
+            if value in bad_values:
+                code, text = bad_values[value]
+                return code, f"{node.op}: {text}"
+    shape = output.shape
+    for value in node.inputs:
+        operand = index.values[value]
+        if operand.shape != shape and not broadcasts_to(operand.shape, shape):
+            return "shape", f"{node.op}: {operand.shape} does not broadcast into {shape}"
+        if operand.device != output.device:
+            return "device", f"{node.op} reads a tensor on {operand.device} from {output.device}"
+    elements = 1
+    for size in shape:
+        elements *= size
+    if elements > MAX_ELEMENTS:
+        return "offsets", f"{node.op} has {elements} elements, beyond 32-bit offsets"
+    for argument in node.args:
+        if type(argument) is Symbol and argument.kind in ("opaque", "complex"):
+            return "argument", f"{node.op}: the argument {argument.name} cannot go into a kernel"
+    for _, argument in node.kwargs:
+        if type(argument) is Symbol and argument.kind in ("opaque", "complex"):
+            return "argument", f"{node.op}: the argument {argument.name} cannot go into a kernel"
+    if node.kind in ("view", "metadata"):
+        return _identity_view_refusal(index, node, output)
+    return None
+
+
+def _identity_view_refusal(index: GraphIndex, node: OpNode, output: TensorSpec) -> Refusal | None:
+    """A view may be a member when it is its input again and nobody writes that storage."""
+    source = index.values[node.inputs[0]] if node.inputs else None
+    same = (
+        source is not None
+        and source.shape == output.shape
+        and source.offset == output.offset
+        and source.dtype == output.dtype
+        and same_layout(source, output)
+    )
+    if not same or output.storage in index.written_storages:
+        return _kind_refusal(node, None)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _StorageSight:
+    """Until when the versions of one written storage are looked at.
+
+    ``versions`` ascends; ``stale_until[k]`` is the last sight of any value up to ``versions[k]``
+    and ``orphan_until[k]`` that of any value from there on which no op made: another view of the
+    storage, seen after somebody wrote it.
+    """
+
+    external: bool
+    versions: list[int]
+    stale_until: list[float]
+    orphan_until: list[float]
+
+    def seen_otherwise(self, version: int) -> float:
+        """Last sight of the storage, after ``version`` was overwritten, past the op's output."""
+        k = bisect_right(self.versions, version)
+        stale = self.stale_until[k - 1] if k else -1.0
+        orphan = self.orphan_until[k] if k < len(self.versions) else -1.0
+        return max(stale, orphan)
+
+
+class _LateReaders:
+    """Finds who else sees a storage after an in-place op wrote it.
+
+    An in-place op may be made functional only when the new value is seen through the op's own
+    output alone: the storage was made in this run, and no older value and no other view of it is
+    read, or still alive, afterwards.
+    """
+
+    def __init__(self, index: GraphIndex) -> None:
+        self._index = index
+        self._sights: dict[int, _StorageSight] = {}
+
+    def refusal(self, position: int, node: OpNode) -> Refusal | None:
+        """Why the in-place op cannot be made functional, or None."""
+        index = self._index
+        written = index.values[node.mutates[0]]
+        if len(node.mutates) > 1:
+            return "mutated-input", f"{node.op} writes {len(node.mutates)} tensors in place"
+        sight = self._sights.get(written.storage)
+        if sight is None:
+            sight = self._sights[written.storage] = self._look(written.storage)
+        if sight.external:
+            return (
+                "mutated-input",
+                f"{node.op} writes a tensor that lives outside the run; "
+                "a fused kernel would leave it unwritten",
+            )
+        for value in node.inputs:
+            operand = index.values[value]
+            if operand.storage == written.storage and (
+                operand.offset != written.offset or operand.strides != written.strides
+            ):
+                return "aliasing", f"{node.op} reads its written storage through another view"
+        if sight.seen_otherwise(written.version) > position:
+            return (
+                "mutated-input",
+                f"{node.op} writes in place what is read again through another name or view; "
+                "use the form without the trailing underscore",
+            )
+        return None
+
+    def _look(self, storage: int) -> _StorageSight:
+        index = self._index
+        names = sorted(index.written_storages[storage], key=lambda v: index.values[v].version)
+        sights = [
+            math.inf if v in index.kept else float(index.consumers.get(v, (-1,))[-1]) for v in names
+        ]
+        orphans = [
+            -1.0 if v in index.producer else sight for v, sight in zip(names, sights, strict=True)
+        ]
+        return _StorageSight(
+            external=any(v in index.given or "parameter" in index.values[v].flags for v in names),
+            versions=[index.values[v].version for v in names],
+            stale_until=list(accumulate(sights, max)),
+            orphan_until=list(accumulate(reversed(orphans), max))[::-1],
+        )

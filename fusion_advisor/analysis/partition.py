@@ -1,0 +1,354 @@
+"""From grown groups to candidates: cut what one kernel cannot write or hold, name its operands.
+
+Every cut splits a group into a part that runs first (closed under "needs") and the rest, which
+keeps both parts free of paths that leave and come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fusion_advisor.analysis.graph_index import GraphIndex, is_dense, same_layout
+from fusion_advisor.analysis.growth import larger_shape
+from fusion_advisor.analysis.legality import Refusal
+from fusion_advisor.records import FusionCandidate, OperandMap
+
+# A CUDA launch and a Numba signature stay manageable, and every pointer costs two registers.
+MAX_OPERANDS = 32
+# Values of one element that are alive at once: beyond this a thread nears 128 registers, where
+# half of an H100's warps no longer fit.
+MAX_LIVE_VALUES = 48
+MAX_MEMBERS = 128  # compile time of one kernel grows faster than its length
+
+
+@dataclass(slots=True)
+class Piece:
+    """Members (positions, in order) of what may become a candidate, and how they are seen."""
+
+    members: list[int]
+    shape: tuple[int, ...] = ()
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    saved: list[str] = field(default_factory=list)
+
+
+class Partition:
+    """Cuts groups into pieces; ``cuts`` says, per member that was cut off, why."""
+
+    def __init__(self, index: GraphIndex, *, within_frame: bool) -> None:
+        self.index = index
+        self.within_frame = within_frame
+        self.cuts: dict[int, Refusal] = {}
+
+    def pieces(self, group: list[int]) -> list[Piece]:
+        """The legal pieces of one grown group, each of two members or more."""
+        work = [group]
+        done: list[Piece] = []
+        while work:
+            members = work.pop()
+            if len(members) < 2:
+                continue
+            piece = self._look(members)
+            parts = self._limit_cut(piece) or self._output_cut(piece)
+            if parts is None and self.within_frame:
+                parts = self._placement_cut(piece)
+            if parts is None:
+                done.append(piece)
+            else:
+                work.extend(component for part in parts for component in self._components(part))
+        return sorted(done, key=lambda piece: piece.members[0])
+
+    def _look(self, members: list[int]) -> Piece:
+        """Find the operands, outputs and iteration space of the members as one kernel."""
+        index = self.index
+        inside = set(members)
+        piece = Piece(members)
+        inputs: dict[str, None] = {}
+        forward = index.nodes[members[0]].phase == "forward"
+        for member in members:
+            node = index.nodes[member]
+            for value in node.inputs:
+                if index.producer.get(value, -1) not in inside:
+                    inputs[value] = None
+            value = node.outputs[0]
+            shape = index.values[value].shape
+            piece.shape = shape if member == members[0] else larger_shape(piece.shape, shape)
+            use = self._use(value, inside, forward=forward)
+            if use == "output":
+                piece.outputs.append(value)
+            elif use == "saved":
+                piece.saved.append(value)
+        piece.inputs = list(inputs)
+        if not piece.outputs:  # nobody looks at the results: the last one stands for the group
+            last = index.nodes[members[-1]].outputs[0]
+            piece.outputs = [last]
+            piece.saved = [value for value in piece.saved if value != last]
+        return piece
+
+    def _use(self, value: str, inside: set[int], *, forward: bool) -> str:
+        index = self.index
+        if value in index.kept:
+            return "output"
+        saved = False
+        for user in index.consumers.get(value, ()):
+            if user in inside:
+                continue
+            if not forward or index.nodes[user].phase != "backward":
+                return "output"
+            saved = True
+        return "saved" if saved else ""
+
+    # -- cuts ----------------------------------------------------------------------------------
+
+    def _output_cut(self, piece: Piece) -> list[list[int]] | None:
+        """Cut off what makes a result that the kernel cannot write beside the others."""
+        index = self.index
+        first: set[int] = set()
+        refusal: Refusal | None = None
+        full = [v for v in piece.outputs if index.values[v].shape == piece.shape]
+        reference = index.values[full[-1]] if full else None
+        for value in piece.outputs:
+            spec = index.values[value]
+            member = index.producer[value]
+            if spec.shape != piece.shape:
+                refusal = ("output-shape", f"its result is needed at shape {spec.shape} as well")
+            elif index.nodes[member].kind in ("view", "metadata"):
+                refusal = ("view", "its result is another name of its input and must stay one")
+            elif reference is not None and not same_layout(spec, reference):
+                refusal = ("layout", "its result is laid out differently from the others")
+            elif not is_dense(spec):
+                refusal = ("layout", "its result does not fill one stretch of memory")
+            else:
+                continue
+            first.add(member)
+            self.cuts[member] = refusal
+        if not first:
+            return None
+        ancestors = self._ancestors(first, piece.members)
+        rest = [m for m in piece.members if m not in ancestors]
+        if rest:
+            return [[m for m in piece.members if m in ancestors], rest]
+        # The last result itself is at fault: it alone runs after the others.
+        last = max(first)
+        return [[m for m in piece.members if m != last], [last]]
+
+    def _placement_cut(self, piece: Piece) -> list[list[int]] | None:
+        """In source, one call must stand after all inputs and before all users of outputs.
+
+        Checked against the recorded order of the ops, view ops included.
+        """
+        index = self.index
+        inside = set(piece.members)
+        latest_input = -1
+        earliest_use = len(index.nodes)
+        for k, member in enumerate(piece.members):
+            for earlier in index.dependencies[member]:
+                if earlier not in inside:
+                    latest_input = max(latest_input, earlier)
+            if latest_input > earliest_use:
+                self.cuts[member] = (
+                    "placement",
+                    f"{index.nodes[latest_input].op} ({index.nodes[latest_input].id}) must run "
+                    "first, after a result of the group is already used",
+                )
+                return [piece.members[:k], piece.members[k:]]
+            value = index.nodes[member].outputs[0]
+            for user in index.consumers.get(value, ()):
+                if user not in inside:
+                    earliest_use = min(earliest_use, user)
+                    break
+            for value in index.nodes[member].inputs:
+                for writer in index.writers.get(index.values[value].storage, ()):
+                    if writer > member and writer not in inside:
+                        earliest_use = min(earliest_use, writer)
+                        break
+        return None
+
+    def _limit_cut(self, piece: Piece) -> list[list[int]] | None:
+        """Split a group that is too large for one kernel where the fewest bytes cross."""
+        members = piece.members
+        if (
+            len(members) <= MAX_MEMBERS
+            and len(piece.inputs) + len(piece.outputs) <= MAX_OPERANDS
+            and len(members) <= MAX_LIVE_VALUES
+        ):
+            return None
+        crossing, fits = self._crossing_bytes(piece)
+        if fits:
+            return None
+        parts: list[list[int]] = []
+        start = 0
+        while start < len(members):
+            end = self._longest_fit(members, start, set(piece.outputs))
+            if end < len(members):
+                middle = start + max(1, (end - start) // 2)
+                end = min(range(middle, end + 1), key=lambda k: (crossing[k], -k))
+                self.cuts[members[end - 1]] = (
+                    "registers",
+                    f"more than {MAX_LIVE_VALUES} live values, {MAX_OPERANDS} operands or "
+                    f"{MAX_MEMBERS} ops in one kernel",
+                )
+            parts.append(members[start:end])
+            start = end
+        return parts if len(parts) > 1 else None
+
+    def _crossing_bytes(self, piece: Piece) -> tuple[list[int], bool]:
+        """Bytes that are made before and used after each place, and whether one kernel fits."""
+        index = self.index
+        members = piece.members
+        place = {member: k for k, member in enumerate(members)}
+        change = [0] * (len(members) + 1)
+        alive = [0] * (len(members) + 1)
+        for k, member in enumerate(members):
+            spec = index.values[index.nodes[member].outputs[0]]
+            last = max((place.get(u, -1) for u in index.consumers.get(spec.id, ())), default=-1)
+            if last > k:
+                size = item_bytes(spec.dtype) * element_count(spec.shape)
+                change[k + 1] += size
+                change[last + 1 if last + 1 <= len(members) else last] -= size
+                alive[k + 1] += 1
+                alive[last + 1 if last + 1 <= len(members) else last] -= 1
+        crossing = [0] * (len(members) + 1)
+        live = most = 0
+        total = 0
+        for k in range(len(members) + 1):
+            total += change[k]
+            live += alive[k]
+            crossing[k] = total
+            most = max(most, live)
+        fits = (
+            len(members) <= MAX_MEMBERS
+            and most + len(piece.outputs) <= MAX_LIVE_VALUES
+            and len(piece.inputs) + len(piece.outputs) <= MAX_OPERANDS
+        )
+        return crossing, fits
+
+    def _longest_fit(self, members: list[int], start: int, outputs: set[str]) -> int:
+        """The furthest end such that ``members[start:end]`` holds to the limits.
+
+        A value made inside counts as an operand as soon as a later member may need it.
+        """
+        index = self.index
+        own: dict[str, int] = {}
+        external: set[str] = set()
+        written = 0
+        end_of_list = members[-1]
+        for k in range(start, len(members)):
+            node = index.nodes[members[k]]
+            external.update(v for v in node.inputs if v not in own)
+            value = node.outputs[0]
+            own[value] = index.consumers.get(value, (members[k],))[-1]
+            written += value in outputs
+            waiting = sum(1 for last in own.values() if members[k] < last <= end_of_list)
+            if k > start and (
+                k - start >= MAX_MEMBERS
+                or waiting + written > MAX_LIVE_VALUES
+                or len(external) + written + min(waiting, 1) > MAX_OPERANDS
+            ):
+                return k
+        return len(members)
+
+    # -- sets of members -----------------------------------------------------------------------
+
+    def _ancestors(self, seeds: set[int], members: list[int]) -> set[int]:
+        """The seeds and every member they need, directly or not."""
+        inside = set(members)
+        found = set(seeds)
+        for member in reversed(members):
+            if member in found:
+                found.update(d for d in self.index.dependencies[member] if d in inside)
+        return found
+
+    def _components(self, part: list[int]) -> list[list[int]]:
+        """Members that hang together by producer and consumer."""
+        index = self.index
+        parent = {member: member for member in part}
+
+        def root(member: int) -> int:
+            while parent[member] != member:
+                parent[member] = parent[parent[member]]
+                member = parent[member]
+            return member
+
+        for member in part:
+            for value in index.nodes[member].inputs:
+                made = index.producer.get(value, -1)
+                if made in parent:
+                    parent[root(made)] = root(member)
+        groups: dict[int, list[int]] = {}
+        for member in part:
+            groups.setdefault(root(member), []).append(member)
+        return list(groups.values())
+
+
+def operand_map(value: str, shape: tuple[int, ...], space: tuple[int, ...]) -> OperandMap:
+    """How an operand of ``shape`` is read at an index of the iteration ``space``."""
+    lead = len(space) - len(shape)
+    dims = tuple(
+        None if d < lead or (shape[d - lead] == 1 and size != 1) else d - lead
+        for d, size in enumerate(space)
+    )
+    return OperandMap(value=value, dims=dims)
+
+
+def make_candidate(index: GraphIndex, piece: Piece, name: str) -> FusionCandidate:
+    """The record of a piece (its blockers are added by the caller)."""
+    return FusionCandidate(
+        id=name,
+        nodes=tuple(index.nodes[m].id for m in piece.members),
+        inputs=tuple(operand_map(v, index.values[v].shape, piece.shape) for v in piece.inputs),
+        outputs=tuple(piece.outputs),
+        saved=tuple(piece.saved),
+        shape=piece.shape,
+        pattern="chain" if _is_chain(index, piece) else "dag",
+    )
+
+
+def _is_chain(index: GraphIndex, piece: Piece) -> bool:
+    """One op after the other, each using the one before, and one result at the end."""
+    if len(piece.outputs) != 1:
+        return False
+    inside = set(piece.members)
+    links = 0
+    for before, member in zip([-1, *piece.members], piece.members, strict=False):
+        made = {index.producer.get(v, -1) for v in index.nodes[member].inputs} & inside
+        if made - {before}:
+            return False
+        links += len(made)
+    return links == len(piece.members) - 1
+
+
+def element_count(shape: Iterable[int]) -> int:
+    """The number of elements of a shape."""
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of one element; unknown dtypes count as four bytes."""
+    return _ITEM_BYTES.get(dtype, 4)
+
+
+_ITEM_BYTES = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}

@@ -1,0 +1,149 @@
+"""The whole analysis of one capture, each stage once over one index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+
+from fusion_advisor.analysis.chains import group_ops, index_graph, pair_blockers, with_blockers
+from fusion_advisor.analysis.cost import CostModel
+from fusion_advisor.analysis.findings import MIN_SAVING_US, MIN_SHARE, find_findings, threshold
+from fusion_advisor.analysis.optimizer import find_optimizer_step
+from fusion_advisor.analysis.summary import nothing_text, ratios
+from fusion_advisor.analysis.traffic import TrafficModel, run_traffic
+from fusion_advisor.records import (
+    BandwidthPoint,
+    Blocker,
+    Bound,
+    Capture,
+    Ceilings,
+    CostEstimate,
+    Finding,
+    FusionCandidate,
+    FusionRatio,
+)
+
+# Stands in where a capture has no ceilings: a slow laptop core, so that savings are not oversold.
+ASSUMED_CEILINGS = Ceilings(
+    device="cpu",
+    name="assumed CPU",
+    bandwidth=(BandwidthPoint(working_set_bytes=2**20, gb_per_s=20.0),),
+    gflops=(("float32", 30.0), ("float64", 15.0)),
+    dispatch_us=2.0,
+    origin="table",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisOptions:
+    """What may be chosen.
+
+    ``device`` are the ceilings of a device that is not here: all times, before and after, are
+    then estimated for it.  ``min_saving_us`` and ``min_share`` bound what is reported.
+    """
+
+    device: Ceilings | None = None
+    min_saving_us: float = MIN_SAVING_US
+    min_share: float = MIN_SHARE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """All that is said about a capture; ``estimates`` go with ``candidates`` one to one."""
+
+    candidates: tuple[FusionCandidate, ...]
+    estimates: tuple[CostEstimate, ...]
+    findings: tuple[Finding, ...]
+    why_not: tuple[Blocker, ...]
+    ratios: tuple[FusionRatio, ...]
+    bounds: tuple[tuple[str, Bound], ...]
+    bytes_before: int
+    bytes_after: int
+    wall_us: float  # what shares refer to: measured, or estimated for ``options.device``
+    nothing: str
+    notes: tuple[str, ...] = ()
+
+
+def analyze(
+    capture: Capture, *, first_id: int = 1, options: AnalysisOptions | None = None
+) -> Analysis:
+    """Candidates, findings and numbers of one capture; findings are named from ``F<first_id>``.
+
+    Raises AnalysisError where the recording contradicts itself.
+    """
+    options = options or AnalysisOptions()
+    index = index_graph(capture.graph)
+    whole = group_ops(index)
+    framed = group_ops(index, within_frame=True)
+    traffic = TrafficModel(index)
+    ceilings = options.device or capture.ceilings or ASSUMED_CEILINGS
+    here = options.device is None
+    model = CostModel(
+        index,
+        traffic,
+        capture.times if here else (),
+        ceilings,
+        recompute_in_backward=any(node.phase == "backward" for node in index.nodes),
+    )
+    measured = here and capture.wall_us > 0
+    wall_us = capture.wall_us if measured else sum(model.op_us)
+    least = threshold(
+        wall_us,
+        capture.wall_spread_us if measured else 0.0,
+        min_saving_us=options.min_saving_us,
+        min_share=options.min_share,
+    )
+    ids: Iterator[str] = (f"F{number}" for number in count(first_id))
+    findings, best = find_findings(model, framed.candidates, ids=ids, wall_us=wall_us, least=least)
+    step = find_optimizer_step(model, ids=ids, wall_us=wall_us, least=least)
+    if step is not None:
+        findings = (*findings, step)
+    findings = _explained(findings, with_blockers(framed))
+    candidates = with_blockers(whole)
+    before, after = run_traffic(traffic, candidates)
+    return Analysis(
+        candidates=candidates,
+        estimates=tuple(model.estimate(candidate) for candidate in candidates),
+        findings=findings,
+        why_not=pair_blockers(whole),
+        ratios=ratios(traffic, candidates),
+        bounds=tuple(
+            (node.id, model.bound(i))
+            for i, node in enumerate(index.nodes)
+            if traffic.ops[i].reads or traffic.ops[i].writes
+        ),
+        bytes_before=before,
+        bytes_after=after,
+        wall_us=wall_us,
+        nothing=""
+        if findings
+        else nothing_text(
+            model, candidates, best_us=best, least=least, frame_groups=len(framed.candidates)
+        ),
+        notes=_notes(capture, options),
+    )
+
+
+def _explained(
+    findings: tuple[Finding, ...], explained: tuple[FusionCandidate, ...]
+) -> tuple[Finding, ...]:
+    """The findings with occurrences that say where each group ends, and why."""
+    known = {candidate.id: candidate for candidate in explained}
+    return tuple(
+        replace(
+            finding,
+            occurrences=tuple(known.get(each.id, each) for each in finding.occurrences),
+        )
+        for finding in findings
+    )
+
+
+def _notes(capture: Capture, options: AnalysisOptions) -> tuple[str, ...]:
+    if options.device is not None:
+        return (
+            f"times are estimated for {options.device.name} from the device table, not measured",
+        )
+    if capture.ceilings is None:
+        return ("no ceilings were measured on this machine; assumed ones stand in",)
+    return ()

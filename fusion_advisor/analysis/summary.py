@@ -1,0 +1,73 @@
+"""Numbers about the whole run: fusion ratios, and why nothing is worth fusing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from fusion_advisor.analysis.cost import CostModel
+from fusion_advisor.analysis.findings import Threshold
+from fusion_advisor.analysis.traffic import TrafficModel
+from fusion_advisor.records import FusionCandidate, FusionRatio
+
+# Kernels that are several ops in one already, by namespace or by how their name begins.
+_FUSED_NAMESPACES = frozenset({"triton", "inductor", "fusion_advisor", "xformers", "apex"})
+_FUSED_PREFIXES = ("_fused_", "fused_", "triton_")
+
+
+def is_fused_kernel(op: str) -> bool:
+    """Whether the op is an already fused kernel, by its name."""
+    namespace, _, rest = op.partition(".")
+    return namespace in _FUSED_NAMESPACES or rest.startswith(_FUSED_PREFIXES)
+
+
+def ratios(model: TrafficModel, candidates: Iterable[FusionCandidate]) -> tuple[FusionRatio, ...]:
+    """Ops inside fused groups over ops that touch memory: as it is, and in the plan."""
+    nodes = model.index.nodes
+    working = {node.id for node, op in zip(nodes, model.ops, strict=True) if op.reads or op.writes}
+    fused = {node.id for node in nodes if node.id in working and is_fused_kernel(node.op)}
+    planned = {node for candidate in candidates for node in candidate.nodes} & working
+    return (
+        FusionRatio(name="as it is", fused_ops=len(fused), ops=len(working)),
+        FusionRatio(name="plan", fused_ops=len(fused | planned), ops=len(working)),
+    )
+
+
+def nothing_text(
+    model: CostModel,
+    candidates: Sequence[FusionCandidate],
+    *,
+    best_us: float,
+    least: Threshold,
+    frame_groups: int,
+) -> str:
+    """One sentence or two on why no finding is reported."""
+    index = model.index
+    time: defaultdict[str, float] = defaultdict(float)
+    for position, node in enumerate(index.nodes):
+        time[node.kind] += model.op_us[position]
+    total = sum(time.values())
+    if not index.nodes or total <= 0:
+        return "Nothing was recorded that takes time."
+    kind, most = max(time.items(), key=lambda item: item[1])
+    first = f"{most / total:.0%} of the ops' time is in {kind} ops."
+    if not candidates:
+        count = sum(info is not None for info in index.infos)
+        return (
+            f"{first} No two of the {count} elementwise ops can share a kernel: "
+            "each stands between ops that need whole rows, or no kernel is made for it."
+        )
+    groups = "1 group" if len(candidates) == 1 else f"{len(candidates)} groups"
+    legal = f"{groups} of ops can legally share a kernel"
+    if not frame_groups:
+        return f"{first} {legal}, but none lies in one place of the source."
+    if any(model.recomputes(candidate) for candidate in candidates):
+        extra = " (backward would run the eager ops again, which costs more than fusing saves)"
+    else:
+        extra = ""
+    if best_us <= 0:
+        return f"{first} {legal}, but a fused call costs more than it would save{extra}."
+    return (
+        f"{first} {legal}; the best place would save {best_us:.1f} us{extra}, "
+        f"below the {least.us:.1f} us that count ({least.reason})."
+    )

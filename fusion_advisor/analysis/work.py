@@ -1,0 +1,57 @@
+"""Arithmetic of one op, in floating-point operations (a multiply-add counts as two)."""
+
+from __future__ import annotations
+
+from fusion_advisor.analysis.graph_index import GraphIndex
+from fusion_advisor.analysis.partition import element_count
+
+# Per element of its largest tensor: a pass over rows for the statistics, one to apply them.
+_FLOPS_PER_ELEMENT = {"reduction": 1.0, "normalization": 8.0, "elementwise": 1.0}
+_WITH_ADDEND = ("aten.addmm", "aten.baddbmm", "aten.addbmm", "aten.addmv", "aten.addr")
+_SOFTMAX_FLOPS = 12.0  # maximum, subtract, exp, sum, divide
+
+
+def op_flops(index: GraphIndex, position: int) -> float:
+    """Estimated work of the op; 0 for ops that only move bytes."""
+    node = index.nodes[position]
+    kind = node.kind
+    if kind in ("view", "metadata", "copy", "factory", "indexing", "host-sync") or not node.outputs:
+        return 0.0
+    output = index.values[node.outputs[0]].shape
+    info = index.infos[position]
+    if info is not None:
+        return info.flops * element_count(output)
+    shapes = [index.values[v].shape for v in node.inputs]
+    if kind == "matmul":
+        return _matmul_flops(node.op, shapes, output)
+    if kind == "convolution":
+        return _convolution_flops(shapes, output)
+    if kind == "attention":
+        return _attention_flops(shapes)
+    largest = max((element_count(shape) for shape in (*shapes, output)), default=0)
+    if "softmax" in node.op:
+        return _SOFTMAX_FLOPS * largest
+    return _FLOPS_PER_ELEMENT.get(kind, 1.0) * largest
+
+
+def _matmul_flops(op: str, shapes: list[tuple[int, ...]], output: tuple[int, ...]) -> float:
+    """2·K per output element; K is the last dimension of the left factor."""
+    factors = shapes[1:] if op.startswith(_WITH_ADDEND) else shapes
+    depth = factors[0][-1] if factors and factors[0] else 1
+    return 2.0 * element_count(output) * depth
+
+
+def _convolution_flops(shapes: list[tuple[int, ...]], output: tuple[int, ...]) -> float:
+    """2 · (weights per output channel) per output element; the backward does twice that."""
+    if len(shapes) < 2 or not shapes[1]:
+        return 0.0
+    weight = shapes[1]
+    return 2.0 * element_count(output) * element_count(weight[1:])
+
+
+def _attention_flops(shapes: list[tuple[int, ...]]) -> float:
+    """Two products of queries with keys and values: 4·S·T·D per head."""
+    if len(shapes) < 2 or len(shapes[0]) < 2 or len(shapes[1]) < 2:
+        return 0.0
+    query, key = shapes[0], shapes[1]
+    return 4.0 * element_count(query) * key[-2]
