@@ -1,0 +1,70 @@
+# Everything a person runs.  A fresh clone needs only python3 (3.11 or newer) and make:
+# the first target that needs it makes its own environment in .venv from pinned versions.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+JOBS ?= 2
+
+# Nothing is fetched from a model hub; the profiler's start-up lines stay out of outputs.
+export HF_HUB_OFFLINE := 1
+export KINETO_LOG_LEVEL := 6
+# Build tools are pinned too.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench resolve constraints docs clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.ready ## Profile, fuse, validate and undo on a GPT-2; writes build/fusion-report.html
+	@$(BIN)/python notebooks/execute.py notebooks/01_quickstart.ipynb
+
+test: $(VENV)/.ready ## Run the tests (ARGS="-k words" passes options to pytest)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
+
+check: $(VENV)/.ready-dev resolve ## Lint, format, types, layers, generated pages and pins
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m fusion_advisor.rules build/rules && diff -r build/rules docs/rules
+
+bench: $(VENV)/.ready ## Time fused kernels, eager and torch.compile side by side
+	@for file in tests/benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+resolve: $(VENV)/.ready-dev ## Resolve the pins against PyPI's own torch, on every Python we support
+	@$(BIN)/python tools/resolve_constraints.py
+
+constraints: $(VENV)/.ready-dev ## Renew constraints.txt within the NVIDIA series that torch needs
+	@$(BIN)/python tools/resolve_constraints.py --write
+
+docs: $(VENV)/.ready ## Write docs/rules from the rule catalogue
+	@$(BIN)/python -m fusion_advisor.rules docs/rules
+
+clean: ## Remove build outputs and caches (.venv stays)
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find fusion_advisor tests notebooks tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps, written last: an interrupted set-up is done again.
+
+$(VENV)/.created:
+	@command -v $(PYTHON) >/dev/null 2>&1 || \
+		{ echo "No $(PYTHON) here: install Python 3.11 or newer, or run make PYTHON=/path/to/python3." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is $$($(PYTHON) -V 2>&1); Fusion Advisor needs 3.11 or newer: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+		{ echo "$(PYTHON) lacks the venv module: install it first (Debian, Ubuntu: apt install python3-venv)." >&2; exit 1; }
+	@echo "Setting up $(VENV): a few minutes, the first time only."
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.created pyproject.toml constraints.txt
+	@$(PIP) --editable '.[cuda,test]'
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	@$(PIP) --editable '.[cuda,test,dev]'
+	@touch $@
