@@ -252,7 +252,7 @@ def _describe_error(error: BaseException) -> tuple[str, Any]:
 
 
 def _send(frame: Frame) -> bool:
-    assert _channel is not None  # noqa: S101 - set by main before any job
+    assert _channel is not None  # set by main before any job
     return write_frame(_channel, frame)
 
 

@@ -118,7 +118,7 @@ class _Template:
             raise WorkerCrash(
                 f"Cannot start a Python process ({sys.executable}): {error}"
             ) from None
-        assert self.process.stdout is not None  # noqa: S101 - asked for above
+        assert self.process.stdout is not None  # asked for above
         self._reader = worker_template.FrameReader(self.process.stdout.fileno())
         self._selector = selectors.PollSelector()
         self._selector.register(self.process.stdout, selectors.EVENT_READ)
@@ -175,7 +175,7 @@ class _Template:
         return path
 
     def _send(self, frame: Frame) -> None:
-        assert self.process.stdin is not None  # noqa: S101 - asked for in __init__
+        assert self.process.stdin is not None  # asked for in __init__
         try:
             worker_template.write_frame(self.process.stdin.fileno(), frame)
         except OSError:
