@@ -1,0 +1,118 @@
+"""From the recorder's bookkeeping to the frozen records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from fusion_advisor.capture import source
+from fusion_advisor.capture.frames import Place
+from fusion_advisor.capture.recording import Recording
+from fusion_advisor.records import OpGraph, OpNode, SourceSpan
+
+if TYPE_CHECKING:
+    from fusion_advisor.capture.dispatch import RawOp, Recorder
+
+
+class _Spans:
+    """Source spans by place; a loop's ops share theirs."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._spans: dict[Place, SourceSpan | None] = {}
+        self._stacks: dict[Any, tuple[SourceSpan, ...]] = {}
+
+    def span(self, code: CodeType | None, offset: int) -> SourceSpan | None:
+        if code is None or not self._enabled:
+            return None
+        place = (code, offset)
+        if place not in self._spans:
+            self._spans[place] = source.span_of(code, offset)
+        return self._spans[place]
+
+    def stack(self, raw: RawOp) -> tuple[SourceSpan, ...]:
+        if raw.code is None or raw.mark is None or not self._enabled:
+            return ()
+        key = (raw.code, raw.offset, raw.mark.outer)
+        found = self._stacks.get(key)
+        if found is None:
+            places = ((raw.code, raw.offset), *raw.mark.outer)
+            spans = [self.span(code, offset) for code, offset in places]
+            found = self._stacks[key] = tuple(span for span in spans if span is not None)
+        return found
+
+
+def build_recording(recorder: Recorder) -> Recording:
+    """Build the graph and what accompanies it."""
+    names: dict[Any, str] = {}
+    codes: dict[str, CodeType] = {}
+    nodes = _build_nodes(recorder.ops, _Spans(recorder.options.with_source), names, codes)
+    graph = OpGraph(
+        nodes=nodes,
+        values=tuple(value.spec(names) for value in recorder.table.values),
+        inputs=tuple(value.id for value in recorder.table.inputs),
+        outputs=tuple(value.id for value in recorder.outputs),
+    )
+    recorder.store.program = graph
+    return Recording(
+        graph=graph,
+        store=recorder.store,
+        loss=recorder.loss,
+        truncated=recorder.truncated,
+        notes=tuple(recorder.notes),
+        modules=recorder.context.modules,
+        codes=codes,
+        wall_us=recorder.wall_us,
+        with_backward=any(node.phase == "backward" for node in nodes),
+    )
+
+
+def _build_nodes(
+    ops: Sequence[RawOp], spans: _Spans, names: dict[Any, str], codes: dict[str, CodeType]
+) -> tuple[OpNode, ...]:
+    nodes: list[OpNode] = []
+    forward: dict[int, OpNode] = {}  # the op that autograd will differentiate, by sequence number
+    for index, raw in enumerate(ops):
+        span, stack = spans.span(raw.code, raw.offset), spans.stack(raw)
+        frame = 0 if raw.mark is None else raw.mark.number
+        path, class_name = raw.module
+        code = raw.code
+        if raw.by_engine and raw.sequence is not None and raw.sequence in forward:
+            # The line that called backward() says nothing; the op it differentiates does.
+            origin = forward[raw.sequence]
+            span, stack, frame = origin.span, origin.stack, origin.frame
+            path, class_name = origin.module_path, origin.module_class
+            code = codes.get(origin.id)
+        device = raw.device
+        node = OpNode(
+            id=raw.schema.node_id(index),
+            index=index,
+            op=raw.schema.name,
+            args=raw.args,
+            kwargs=raw.kwargs,
+            inputs=tuple([value.id for value in raw.inputs]),
+            outputs=tuple([value.id for value in raw.outputs]),
+            kind=raw.schema.kind,
+            mutates=tuple([value.id for value in raw.mutates]),
+            module_path=path,
+            module_class=class_name,
+            span=span,
+            stack=stack,
+            frame=frame,
+            sequence=raw.sequence,
+            phase=raw.phase,
+            device="cpu"
+            if device is None
+            else names.get(device) or names.setdefault(device, str(device)),
+            stream=raw.stream,
+            thread=raw.thread,
+            autocast=raw.autocast,
+            grad_enabled=raw.grad_enabled,
+        )
+        nodes.append(node)
+        if code is not None:
+            codes[node.id] = code
+        if raw.phase == "forward" and raw.sequence is not None:
+            forward.setdefault(raw.sequence, node)
+    return tuple(nodes)
