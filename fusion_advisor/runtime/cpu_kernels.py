@@ -10,6 +10,7 @@ import numba
 import numpy as np
 
 from fusion_advisor.runtime import threads
+from fusion_advisor.runtime.native_launch import ArraySpec, make_entry
 
 # Below this many elements starting the team costs more than it saves (2 cores, polynomial maths).
 SERIAL_BELOW = 32_768
@@ -39,6 +40,7 @@ class CpuKernel:
     def __init__(self, function: Callable[..., None]) -> None:
         functools.update_wrapper(self, function)
         self.py_func = function
+        self._entries: dict[Any, Callable[..., None]] = {}
 
     @functools.cached_property
     def serial(self) -> Any:
@@ -50,13 +52,23 @@ class CpuKernel:
         """The twin whose ``prange`` loops run on Numba's threads."""
         return numba.njit(parallel=_PARALLEL, **_OPTIONS)(self.py_func)
 
+    def entry(
+        self, arrays: tuple[ArraySpec, ...], axes: int, scalars: tuple[str, ...]
+    ) -> Callable[..., None]:
+        """The serial twin called by addresses, see ``native_launch.make_entry``; made once."""
+        key = (arrays, axes, scalars)
+        found = self._entries.get(key)
+        if found is None:
+            found = self._entries[key] = make_entry(self.serial, arrays, axes, scalars)
+        return found
+
     def __call__(self, *arguments: Any) -> None:
         sizes = [argument.size for argument in arguments if isinstance(argument, np.ndarray)]
         self.run(arguments, max(sizes, default=0))
 
     def run(self, arguments: tuple[Any, ...], elements: int) -> None:
         """Run over ``elements`` elements; the caller has checked the arguments."""
-        workers = threads.worker_count() if elements >= SERIAL_BELOW else 1
+        workers = workers_for(elements)
         if workers == 1:
             self.serial(*arguments)
         else:
@@ -65,6 +77,11 @@ class CpuKernel:
 
     def __repr__(self) -> str:
         return f"<cpu kernel {self.py_func.__name__}>"
+
+
+def workers_for(elements: int) -> int:
+    """How many threads a kernel over so many elements runs on."""
+    return threads.worker_count() if elements >= SERIAL_BELOW else 1
 
 
 def cpu_kernel(function: Callable[..., None]) -> CpuKernel:

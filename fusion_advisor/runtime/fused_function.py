@@ -10,13 +10,22 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from fusion_advisor.errors import UsageError
 from fusion_advisor.runtime import autograd, guards, launch, launch_cuda
+from fusion_advisor.runtime.cpu_kernels import workers_for
 from fusion_advisor.runtime.launch import Launch
 from fusion_advisor.runtime.operands import CallStats, FusionFallbackWarning, Operand, Output
 from fusion_advisor.runtime.plan import Plan, Signature, make_plan
 
+is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
+_function_modes = torch._C._len_torch_function_stack
+_any_autocast = torch._C._is_any_autocast_enabled
+
+_RECENT = 4
 _MOST_PLANS = 1024  # plans kept per function: beyond, the oldest goes (ever new shapes)
 
 
@@ -58,7 +67,9 @@ class FusedFunction:
         self.source: tuple[str, str, str] | None = None  # text, entry, hash: set by load_kernel
         self._operand_count = len(operands)
         self._single = len(outputs) == 1
+        self._argument_count = len(operands) + len(named)
         self._plans: dict[Any, Plan] = {}
+        self._recent: tuple[Plan, ...] = ()  # on the fast path, the newest first
         self._fused = 0
         self._fallbacks: dict[str, int] = {}
         self._warned: set[str] = set()
@@ -68,18 +79,20 @@ class FusedFunction:
 
     def __call__(self, *args: Any) -> Any:
         """The chain's result: one tensor, or a tuple in the order of the outputs."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return self.eager(*args)  # the compiler fuses the single ops itself
-        problem = self._forced or guards.context_problem()
-        if problem:
-            return self._run_eager(problem, args)
-        try:
-            plan = self._plan(args)
-        except (RuntimeError, TypeError, AttributeError) as error:
-            # Sparse, nested and wrapped tensors refuse to tell shape or strides.
-            return self._run_eager(f"not a plain tensor ({type(error).__name__})", args)
-        if plan.problem:
-            return self._run_eager(plan.problem, args)
+        plan = self._recent_plan(args)
+        if plan is None:
+            problem = self._forced or guards.context_problem()
+            if problem:
+                return self._run_eager(problem, args)
+            try:
+                plan = self._plan(args)
+            except (RuntimeError, TypeError, AttributeError) as error:
+                # Sparse, nested and wrapped tensors refuse to tell shape or strides.
+                return self._run_eager(f"not a plain tensor ({type(error).__name__})", args)
+            if plan.problem:
+                return self._run_eager(plan.problem, args)
         if plan.with_gradient:
             results = autograd.call(
                 lambda inner: self._launch(plan, inner), self.eager, plan.differentiable, args
@@ -89,43 +102,85 @@ class FusedFunction:
         self._fused += 1
         return results[0] if self._single else results
 
+    def _recent_plan(self, args: tuple[Any, ...]) -> Plan | None:
+        """The plan of one of the last kinds of call, if this is such a call: the fast path.
+
+        torch's own guard compares type, dtype, device, sizes, strides, dispatch keys (conj, neg,
+        wrappers) and the thread's dispatch state (modes, transforms, autocast) in one go; what it
+        does not see is asked here.
+        """
+        if self._forced or _function_modes() or forward_ad._current_level >= 0:
+            return None
+        count = self._operand_count
+        if len(args) != self._argument_count:
+            return None
+        tensors, numbers = (args, ()) if count == len(args) else (args[:count], args[count:])
+        grad_enabled = _grad_enabled()
+        for plan in self._recent:
+            if plan.grad_enabled is grad_enabled and plan.matches(*tensors):
+                if not numbers or tuple(map(type, numbers)) == plan.number_types:
+                    return plan
+        return None
+
     def _plan(self, args: tuple[Any, ...]) -> Plan:
         key: list[Any] = []
         with_gradient = False
-        grad_enabled = torch.is_grad_enabled()
+        grad_enabled = _grad_enabled()
         for arg in args:
             kind = type(arg)
-            if kind in guards.PLAIN_TYPES:
+            if kind is torch.Tensor or kind is Parameter:
                 needs = grad_enabled and arg.requires_grad
                 with_gradient = with_gradient or needs
-                key += (arg.dtype, arg.shape, arg.stride(), arg.device, arg.is_neg(), needs)
+                key += (kind, arg.dtype, arg.shape, arg.stride(), arg.device)
+                key += (arg.is_neg(), arg.requires_grad, needs)
             else:
                 key.append(kind)
-        if torch._C._is_any_autocast_enabled():
+        if _any_autocast():
             key += (guards.autocast_state("cpu"), guards.autocast_state("cuda"))
+        key += (grad_enabled, torch.is_inference_mode_enabled())
         frozen = tuple(key)
         plan = self._plans.get(frozen)
         if plan is None:
-            plan = make_plan(self.signature, args, with_gradient)
-            if not plan.problem and self._kernel(plan) is None:
-                plan = Plan(f"no kernel for {plan.device.type}")
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.pop(next(iter(self._plans)), None)
-            self._plans[frozen] = plan
+            plan = self._new_plan(frozen, args, with_gradient)
+        if not plan.problem:
+            self._remember(plan, args)
         return plan
 
-    def _kernel(self, plan: Plan) -> Any:
-        return self.cuda if plan.device.type == "cuda" else self.cpu
+    def _new_plan(self, key: Any, args: tuple[Any, ...], with_gradient: bool) -> Plan:
+        plan = make_plan(self.signature, args, with_gradient)
+        if not plan.problem and (self.cuda if plan.device.type == "cuda" else self.cpu) is None:
+            plan = Plan(f"no kernel for {plan.device.type}")
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.pop(next(iter(self._plans)), None)
+        self._plans[key] = plan
+        return plan
+
+    def _remember(self, plan: Plan, args: tuple[Any, ...]) -> None:
+        """Put a plan on the fast path."""
+        if plan.matches is None:
+            count = self._operand_count
+            plan.matches = guards.exact_match(args[:count])
+            plan.number_types = tuple(map(type, args[count:]))
+            plan.grad_enabled = torch.is_grad_enabled()
+        if plan.matches is not None:
+            self._recent = (plan, *(other for other in self._recent if other is not plan))[:_RECENT]
 
     def _launch(self, plan: Plan, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         out = launch.allocate(plan)
-        if plan.elements:
-            if plan.device.type == "cuda":
-                prepared = launch.cuda_launch(self.cuda, self.signature, plan, args, out)
-                launch_cuda.run(prepared, plan.device)
-            else:
-                prepared = launch.cpu_launch(self.cpu, self.signature, plan, args, out)
-                self.cpu.run(prepared.arguments, plan.elements)
+        if not plan.elements:
+            return out
+        if plan.device.type == "cuda":
+            prepared = launch.cuda_launch(self.cuda, self.signature, plan, args, out)
+            launch_cuda.run(prepared, plan.device)
+        elif plan.addressable and workers_for(plan.elements) == 1:
+            count = self._operand_count
+            if plan.entry is None:
+                plan.entry = launch.cpu_entry(self.cpu, self.signature, plan, args)
+            addresses = [tensor.data_ptr() for tensor in (*args[:count], *out)]
+            plan.entry(*addresses, *plan.sizes, *args[count:])
+        else:
+            prepared = launch.cpu_launch(self.cpu, self.signature, plan, args, out)
+            self.cpu.run(prepared.arguments, plan.elements)
         return out
 
     def _run_eager(self, reason: str, args: tuple[Any, ...]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.nn import Parameter
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PLAIN_TYPES = frozenset({torch.Tensor, Parameter})
@@ -27,7 +28,7 @@ def context_problem() -> str:
     """Why no kernel may run here at all: something must see the single eager ops."""
     if _dispatch_modes():
         return "a dispatch mode is active"
-    if _function_modes():
+    if _function_modes() and not _only_default_device():
         return "a torch-function mode is active"
     if _functorch_level() is not None:
         return "inside a functorch transform (vmap, grad, jvp …)"
@@ -36,6 +37,14 @@ def context_problem() -> str:
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
     return ""
+
+
+def _only_default_device() -> bool:
+    """Whether all function modes are torch.set_default_device's, which no operand notices."""
+    return all(
+        isinstance(torch._C._get_function_stack_at(index), DeviceContext)
+        for index in range(_function_modes())
+    )
 
 
 def tensor_problem(tensor: Any, dtype: str) -> str:
@@ -51,6 +60,23 @@ def tensor_problem(tensor: Any, dtype: str) -> str:
     if tensor.device.type not in ("cpu", "cuda"):
         return f"it is on {tensor.device.type}"
     return ""
+
+
+def exact_match(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool] | None:
+    """A fast test for tensors of exactly this kind in exactly this dispatch state.
+
+    It is the guard that torch's own compiler uses; None where this torch has no such guard.
+    """
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+
+        sizes = [list(tensor.shape) for tensor in tensors]
+        strides = [list(tensor.stride()) for tensor in tensors]
+        guard = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        check: Callable[..., bool] = guard.check
+        return check if check(*tensors) is True else None
+    except (ImportError, TypeError, RuntimeError):
+        return None
 
 
 def devices_problem(tensors: tuple[torch.Tensor, ...]) -> str:

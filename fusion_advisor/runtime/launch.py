@@ -7,6 +7,7 @@ travel as uint16 bit patterns; an operand broadcast everywhere is an array of on
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,16 @@ import torch
 
 from fusion_advisor.errors import UsageError
 from fusion_advisor.runtime.plan import Plan, Signature
+
+try:  # half the cost of the public function; the allocator of torch's own compiled code
+    from torch._C._dynamo.guards import _empty_strided_cpu as _empty_cpu
+except ImportError:
+
+    def _empty_cpu(
+        shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+
 
 _HALVES = frozenset({torch.float16, torch.bfloat16})
 
@@ -40,6 +51,8 @@ class Launch:
 
 def allocate(plan: Plan) -> tuple[torch.Tensor, ...]:
     """Fresh outputs with the strides that eager gives them."""
+    if plan.device.type == "cpu":
+        return tuple([_empty_cpu(out.shape, out.strides, out.dtype) for out in plan.outputs])
     return tuple(
         torch.empty_strided(output.shape, output.strides, dtype=output.dtype, device=plan.device)
         for output in plan.outputs
@@ -86,6 +99,21 @@ def cpu_launch(
         arrays.append(_bits(tensor.detach().as_strided(sizes, strides)).numpy())
     scalars = scalar_values(signature, args)
     return Launch("cpu", kernel, tuple(arrays), (), (), scalars, out, plan.elements)
+
+
+def cpu_entry(
+    kernel: Any, signature: Signature, plan: Plan, args: tuple[Any, ...]
+) -> Callable[..., None]:
+    """The kernel called by addresses, sizes of the axes, and numbers (contiguous operands only)."""
+    axes = tuple(range(len(signature.groups)))
+    arrays = (
+        *((operand.dtype, operand.groups) for operand in signature.operands),
+        *((output.dtype, axes) for output in signature.outputs),
+    )
+    numbers = scalar_values(signature, args)
+    dtypes = tuple("float64" if isinstance(value, float) else "int64" for value in numbers)
+    entry: Callable[..., None] = kernel.entry(arrays, len(axes), dtypes)
+    return entry
 
 
 def cuda_launch(

@@ -52,12 +52,13 @@ class Plan:
     operands: tuple[layouts.AxisLayout, ...] = ()
     outputs: tuple[OutputPlan, ...] = ()
     with_gradient: bool = False
-    native: Any = None  # the compiled pointer launcher, once it exists
-
-    @property
-    def elements(self) -> int:
-        """Size of the iteration space."""
-        return math.prod(self.sizes)
+    elements: int = 0  # size of the iteration space
+    addressable: bool = False  # every operand is contiguous: addresses say it all
+    entry: Callable[..., None] | None = None  # the CPU kernel by addresses, once it is needed
+    # The fast path: whether tensors are of this kind, and what that test does not cover.
+    matches: Callable[..., bool] | None = None
+    grad_enabled: bool = False
+    number_types: tuple[type, ...] = ()
 
     @property
     def differentiable(self) -> tuple[bool, ...]:
@@ -88,9 +89,17 @@ def make_plan(signature: Signature, args: tuple[Any, ...], with_gradient: bool) 
         return Plan(operands)
     sizes = layouts.group_sizes(outputs[0].shape, signature.groups)
     offsets = [operand.largest_offset for operand in operands]
-    if device.type == "cuda" and max(offsets + [math.prod(sizes)]) > _LARGEST_OFFSET:
+    if device.type == "cuda" and max([*offsets, math.prod(sizes)]) > _LARGEST_OFFSET:
         return Plan("offsets do not fit 32 bits")
-    return Plan("", device, sizes, operands, outputs, with_gradient)
+    return Plan(
+        device=device,
+        sizes=sizes,
+        operands=operands,
+        outputs=outputs,
+        with_gradient=with_gradient,
+        elements=math.prod(sizes),
+        addressable=all(operand.is_dense for operand in operands),
+    )
 
 
 def _main_device(tensors: tuple[torch.Tensor, ...]) -> torch.device:
