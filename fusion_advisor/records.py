@@ -365,7 +365,8 @@ class ProgramInput:
     ``FusedProgram.groups``; the others are broadcast).  ``layout`` is ``dense``
     (contiguous over its own groups) or ``strided`` (strides are run-time values).
     A ``scalar`` operand is a run-time Python number; ``groups`` is empty.
-    ``value`` is the captured value id, or the captured number for a scalar.
+    ``value`` is the captured value id, or the captured number for a scalar, which
+    stood at flat argument ``position`` of captured ``node``.
     """
 
     name: str
@@ -374,6 +375,8 @@ class ProgramInput:
     groups: tuple[int, ...] = ()
     layout: Literal["dense", "strided"] = "dense"
     value: str | bool | int | float = ""
+    node: str = ""
+    position: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ package registers every recipe module.
 """
 
 from fusion_advisor.ops import activations, arithmetic, elementary, gradients, logic
-from fusion_advisor.ops.calls import Call, Operand, bind, flat_arguments
+from fusion_advisor.ops.calls import Call, Operand, bind, flat_arguments, flat_length
 from fusion_advisor.ops.dtypes import ITEM_BYTES, SUPPORTED_DTYPES
 from fusion_advisor.ops.kinds import classify, functional_name, is_inplace
 from fusion_advisor.ops.scalars import OPCODES, Builder, Opcode, type_error
@@ -26,6 +26,7 @@ __all__ = [
     "bind",
     "classify",
     "flat_arguments",
+    "flat_length",
     "functional_name",
     "is_inplace",
     "lookup",

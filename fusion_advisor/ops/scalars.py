@@ -164,6 +164,7 @@ class Builder:
         self.dtypes: dict[str, str] = dict(input_dtypes)
         self.statements: list[Statement] = []
         self.node = ""
+        self._count = 0
 
     def dtype(self, value: Value) -> str:
         """The dtype of a name or constant."""
@@ -190,7 +191,10 @@ class Builder:
         problem = type_error(opcode, operands, dtype)
         if problem:
             raise CodegenError(f"a recipe is wrong: {problem}; report this with the op's name")
-        name = f"t{len(self.statements) + 1}"
+        self._count += 1
+        while f"t{self._count}" in self.dtypes:  # an input may have such a name
+            self._count += 1
+        name = f"t{self._count}"
         self.statements.append(
             Statement(name=name, opcode=opcode, args=args, dtype=dtype, node=self.node)
         )

@@ -1,0 +1,190 @@
+"""The eager chain as readable torch calls, replaying exactly the captured overloads."""
+
+from __future__ import annotations
+
+from fusion_advisor import ops
+from fusion_advisor.codegen.naming import Namer
+from fusion_advisor.errors import UnsupportedOpError
+from fusion_advisor.records import (
+    Argument,
+    FusedProgram,
+    OpGraph,
+    OpNode,
+    Symbol,
+    TensorSpec,
+    ValueRef,
+)
+
+_OPERATORS = {
+    "aten.add.Tensor": "+",
+    "aten.sub.Tensor": "-",
+    "aten.mul.Tensor": "*",
+    "aten.div.Tensor": "/",
+    "aten.pow.Tensor_Scalar": "**",
+    "aten.pow.Tensor_Tensor": "**",
+    "aten.bitwise_and.Tensor": "&",
+    "aten.bitwise_or.Tensor": "|",
+    "aten.bitwise_xor.Tensor": "^",
+    **{
+        f"aten.{name}.{overload}": sign
+        for name, sign in {
+            "lt": "<",
+            "le": "<=",
+            "gt": ">",
+            "ge": ">=",
+            "eq": "==",
+            "ne": "!=",
+        }.items()
+        for overload in ("Tensor", "Scalar")
+    },
+}
+# Public functions whose call dispatches the very overload (with ".default").
+_TORCH = frozenset(
+    """
+    abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh erf erfc exp exp2 expm1 floor
+    frac log log10 log1p log2 logical_not neg reciprocal relu round rsqrt sigmoid sign sin sinh
+    sqrt tan tanh trunc maximum minimum fmax fmin logical_and logical_or logical_xor isnan
+    atan2 hypot logaddexp logaddexp2
+    """.split()
+)
+_FUNCTIONAL = frozenset(["silu", "gelu", "hardswish", "hardsigmoid", "mish"])
+_TORCH_OVERLOADS = {
+    "aten.where.self": "torch.where",
+    "aten.rsub.Scalar": "torch.rsub",
+    "aten.lerp.Scalar": "torch.lerp",
+    "aten.lerp.Tensor": "torch.lerp",
+    "aten.addcmul.default": "torch.addcmul",
+    "aten.addcdiv.default": "torch.addcdiv",
+    "aten.clamp.default": "torch.clamp",
+    "aten.remainder.Tensor": "torch.remainder",
+    "aten.remainder.Scalar": "torch.remainder",
+    "aten.masked_fill.Scalar": "torch.masked_fill",
+    "aten.masked_fill.Tensor": "torch.masked_fill",
+}
+
+
+class _Writer:
+    """Names of values while the chain is written."""
+
+    def __init__(self, program: FusedProgram, graph: OpGraph) -> None:
+        members = set(program.nodes)
+        self.program = program
+        self.nodes = [node for node in graph.nodes if node.id in members]
+        self.specs: dict[str, TensorSpec] = {spec.id: spec for spec in graph.values}
+        self.names = {str(p.value): p.name for p in program.inputs if p.kind == "tensor"}
+        self.scalars = {(p.node, p.position): p.name for p in program.inputs if p.kind == "scalar"}
+        self.namer = Namer()
+        for operand in program.inputs:
+            self.namer.take(operand.name)
+
+    def argument(self, node: OpNode, argument: Argument, position: int) -> str:
+        """One argument as source text."""
+        if (node.id, position) in self.scalars:
+            return self.scalars[node.id, position]
+        if isinstance(argument, ValueRef):
+            return self.names[argument.value]
+        if isinstance(argument, Symbol):
+            if argument.kind not in ("dtype", "memory_format", "layout", "device"):
+                raise UnsupportedOpError(f"{node.op} takes an argument that cannot be written down")
+            name = argument.name.removeprefix("torch.")
+            return repr(name) if argument.kind == "device" else f"torch.{ops_identifier(name)}"
+        if isinstance(argument, tuple):
+            inner = []
+            for item in argument:
+                inner.append(self.argument(node, item, position))
+                position += ops.flat_length(item)
+            return f"[{', '.join(inner)}]"
+        return _literal(argument)
+
+    def call(self, node: OpNode) -> str:
+        """The expression that repeats one op."""
+        position = 0
+        args = []
+        for argument in node.args:
+            args.append(self.argument(node, argument, position))
+            position += ops.flat_length(argument)
+        kwargs = []
+        for key, argument in node.kwargs:
+            if argument is not None:
+                kwargs.append((ops_identifier(key), self.argument(node, argument, position)))
+            position += ops.flat_length(argument)
+        text = _expression(ops.functional_name(node.op), args, kwargs, self._casts(node))
+        if ops.is_inplace(node.op) and self._changes_dtype(node):
+            return f"({text}).to(torch.{ops_identifier(self.specs[node.outputs[0]].dtype)})"
+        return text
+
+    def _casts(self, node: OpNode) -> bool:
+        """Whether a copy changes the dtype (``Tensor.to`` then makes exactly this op)."""
+        first = node.args[0] if node.args else None
+        if not isinstance(first, ValueRef):
+            return False
+        return self.specs[first.value].dtype != self.specs[node.outputs[0]].dtype
+
+    def _changes_dtype(self, node: OpNode) -> bool:
+        """Whether an in-place op wrote a result that promotion makes wider."""
+        dtypes = {self.specs[v].dtype for v in node.inputs if v in self.specs}
+        return len(dtypes) > 1 or (
+            any(isinstance(a, float) for a in node.args)
+            and not any("float" in dtype for dtype in dtypes)
+        )
+
+
+def ops_identifier(name: str) -> str:
+    """A captured attribute name, refused unless it is a plain identifier."""
+    if not name.isidentifier() or not name.isascii():
+        raise UnsupportedOpError(f"the name {name[:40]!r} cannot be written into source text")
+    return name
+
+
+def _literal(value: bool | int | float | str | None) -> str:
+    if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
+        return f'float("{value}")'
+    return repr(value)
+
+
+def _expression(name: str, args: list[str], kwargs: list[tuple[str, str]], casts: bool) -> str:
+    """The most readable call that dispatches exactly overload ``name``."""
+    everything = ", ".join([*args, *(f"{key}={text}" for key, text in kwargs)])
+    base, overload = name.split(".")[1], name.split(".")[2]
+    if name in _OPERATORS and len(args) == 2 and not kwargs:
+        left = args[0]
+        right = f"({args[1]})" if args[1].startswith("-") else args[1]
+        return f"{left} {_OPERATORS[name]} {right}"
+    if name == "aten.add.Tensor" or name == "aten.sub.Tensor":
+        return f"torch.{base}({everything})"
+    if name == "aten._to_copy.default" and casts and [key for key, _ in kwargs] == ["dtype"]:
+        return f"{args[0]}.to({kwargs[0][1]})"
+    if name == "aten.clone.default":
+        rest = ", ".join(f"{key}={text}" for key, text in kwargs)
+        return f"{args[0]}.clone({rest})"
+    if name in _TORCH_OVERLOADS:
+        return f"{_TORCH_OVERLOADS[name]}({everything})"
+    if overload == "default" and base in _TORCH:
+        return f"torch.{base}({everything})"
+    if overload == "default" and base in _FUNCTIONAL:
+        return f"torch.nn.functional.{base}({everything})"
+    return f"torch.ops.{name}({everything})"
+
+
+def eager_function_text(
+    program: FusedProgram, graph: OpGraph, name: str, node_comments: dict[str, str]
+) -> str:
+    """A plain torch function of the program's inputs that returns its outputs."""
+    writer = _Writer(program, graph)
+    parameters = ", ".join(operand.name for operand in program.inputs)
+    lines = [f"def {name}({parameters}):"]
+    finals = {s.node: s.name for s in program.statements}
+    for node in writer.nodes:
+        text = writer.call(node)
+        info = ops.lookup(node.op)
+        results = list(node.outputs)
+        if info is not None and info.name == "aten.log_sigmoid_forward.default":
+            targets = [writer.namer.take("log_sigmoid"), writer.namer.take("buffer")]
+        else:
+            wanted = finals.get(node.id, node.op.split(".")[1].strip("_"))
+            targets = [writer.namer.take(wanted)]
+        writer.names.update(zip(results, targets, strict=False))
+        lines.append(f"    {', '.join(targets)} = {text}")
+    results = [writer.names[output.value] for output in program.outputs]
+    lines.append(f"    return {', '.join(results)}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,288 @@
+"""Scalar statements as Python expressions that numba types as intended.
+
+Both targets share precedence, literals and integer wrapping; a ``Dialect`` adds the
+functions a target calls.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from dataclasses import dataclass
+
+from fusion_advisor.codegen.naming import Namer
+from fusion_advisor.errors import CodegenError
+from fusion_advisor.records import Constant, FusedProgram, ProgramInput, Statement
+
+HALVES = ("bfloat16", "float16")
+_HALF_PREFIX = {"bfloat16": "bf16", "float16": "f16"}
+_LONGEST_INLINE = 64  # characters: longer intermediates get a name of their own
+
+# Binding strength of an expression's outermost operator, weakest first.
+CONDITIONAL, COMPARISON, OR, XOR, AND, SUM, PRODUCT, UNARY, ATOM = range(9)
+_BINARY = {
+    "add": ("+", SUM),
+    "sub": ("-", SUM),
+    "mul": ("*", PRODUCT),
+    "div": ("/", PRODUCT),
+    "floordiv": ("//", PRODUCT),
+    "and": ("&", AND),
+    "or": ("|", OR),
+    "xor": ("^", XOR),
+}
+_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """Text and the binding strength of its outermost operator."""
+
+    text: str
+    strength: int = ATOM
+
+    def inside(self, strength: int) -> str:
+        """The text, in parentheses if it binds weaker than asked for."""
+        return self.text if self.strength >= strength else f"({self.text})"
+
+
+def shortest_float32(value: float) -> str:
+    """The shortest decimal that rounds to this float32."""
+    for digits in range(1, 10):
+        text = f"{value:.{digits}g}"
+        if struct.unpack("<f", struct.pack("<f", float(text)))[0] == value:
+            return repr(float(text))
+    return repr(value)
+
+
+def python_float(value: float) -> str:
+    """A float64 literal; infinities and NaN by name from ``math``."""
+    if math.isnan(value):
+        return "math.nan"
+    if math.isinf(value):
+        return "math.inf" if value > 0 else "-math.inf"
+    return repr(value)
+
+
+class Dialect:
+    """What a target calls the scalar operations.  ``maths`` is its 16-bit conversion module."""
+
+    maths = ""
+
+    def function(self, opcode: str, dtype: str, args: list[Expression]) -> Expression | None:
+        """The expression of an opcode that is a function on this target, else None."""
+        raise CodegenError(f"{type(self).__name__} writes no {opcode}")
+
+    def repeats_operands(self, opcode: str, dtype: str) -> bool:
+        """Whether the expression mentions an operand twice, so that it needs a name."""
+        return False
+
+    def product(self, statement: Statement, args: list[Expression], feeds_sum: bool) -> Expression:
+        """A floating product; ``feeds_sum`` if an addition could be contracted with it."""
+        return binary("mul", args)
+
+    # --- shared ------------------------------------------------------------------
+
+    def constant(self, constant: Constant) -> Expression:
+        """A literal of exactly the constant's dtype."""
+        value, dtype = constant.value, constant.dtype
+        if dtype == "bool":
+            return Expression("True" if value else "False")
+        if dtype == "float64":
+            text = python_float(float(value))
+            return Expression(text, UNARY if text.startswith("-") else ATOM)
+        if dtype in ("float32", *HALVES):
+            plain = python_float(float(value))
+            text = plain if "math" in plain else shortest_float32(float(value))
+            return Expression(f"float32({text})")
+        return Expression(f"{dtype}({int(value)})")
+
+    def widen(self, dtype: str, bits: str) -> Expression:
+        """The float32 value of 16 bits."""
+        return Expression(f"{self.maths}.{_HALF_PREFIX[dtype]}_to_f32({bits})")
+
+    def narrow(self, dtype: str, value: Expression) -> Expression:
+        """The 16 bits nearest to a float32 value."""
+        return Expression(f"{self.maths}.f32_to_{_HALF_PREFIX[dtype]}({value.text})")
+
+    def cast(self, source: str, target: str, value: Expression) -> Expression:
+        """A conversion; 16-bit values are held as float32 that were rounded."""
+        if target in HALVES:
+            return (
+                value if source in HALVES else self.widen(target, self.narrow(target, value).text)
+            )
+        if source in HALVES and target == "float32":
+            return value
+        if target == "bool":
+            zero = self.constant(Constant(value=0.0 if "float" in source else 0, dtype=source))
+            return Expression(f"{value.inside(OR)} != {zero.text}", COMPARISON)
+        if target == "uint8" and "float" in source:
+            return Expression(f"uint8(int64({value.text}))")  # negative numbers wrap as in eager
+        return Expression(f"{target}({value.text})")
+
+    def statement(
+        self, statement: Statement, source: str, args: list[Expression], feeds_sum: bool
+    ) -> Expression:
+        """One statement's right side; ``source`` is the dtype of its last operand."""
+        opcode, dtype = statement.opcode, statement.dtype
+        if opcode == "cast":
+            return self.cast(source, dtype, args[0])
+        if opcode in _COMPARISONS:
+            left, right = args[0].inside(OR), args[1].inside(OR)
+            return Expression(f"{left} {_COMPARISONS[opcode]} {right}", COMPARISON)
+        if "float" in source:
+            if opcode == "mul":
+                return self.product(statement, args, feeds_sum)
+            special = self.function(opcode, source, args)
+            if special is not None:
+                return special
+        return self._plain(opcode, dtype, args)
+
+    def _plain(self, opcode: str, dtype: str, args: list[Expression]) -> Expression:
+        """Operators that both targets write alike; integer results are wrapped to their width."""
+        if opcode in _BINARY:
+            result = binary(opcode, args)
+        elif opcode == "neg":
+            result = Expression(f"-{args[0].inside(ATOM)}", UNARY)
+        elif opcode == "not":
+            operator = "not " if dtype == "bool" else "~"
+            strength = CONDITIONAL if dtype == "bool" else UNARY
+            result = Expression(f"{operator}{args[0].inside(ATOM)}", strength)
+        elif opcode == "select":
+            result = conditional(args[0].text, args[1], args[2])
+        elif opcode in ("maximum", "minimum"):
+            sign = ">" if opcode == "maximum" else "<"
+            a, b = args[0].inside(ATOM), args[1].inside(ATOM)
+            result = conditional(f"{a} {sign} {b}", args[0], args[1])
+        elif opcode == "abs":
+            a = args[0].inside(ATOM)
+            result = conditional(f"{a} < 0", Expression(f"-{a}", UNARY), args[0])
+        elif opcode == "truncdiv":
+            result = _truncated_quotient(args)
+        else:
+            raise CodegenError(f"no text is known for opcode {opcode} on {dtype}")
+        if dtype in ("bool", "float32", "float64", *HALVES) or opcode == "select":
+            return result
+        return Expression(f"{dtype}({result.text})")
+
+
+def binary(opcode: str, args: list[Expression]) -> Expression:
+    """``a op b``; operators group to the left."""
+    operator, strength = _BINARY[opcode]
+    left, right = args[0].inside(strength), args[1].inside(strength + 1)
+    return Expression(f"{left} {operator} {right}", strength)
+
+
+def conditional(condition: str, yes: Expression, no: Expression) -> Expression:
+    """``yes if condition else no``"""
+    return Expression(
+        f"{yes.inside(COMPARISON)} if {condition} else {no.inside(COMPARISON)}", CONDITIONAL
+    )
+
+
+def _truncated_quotient(args: list[Expression]) -> Expression:
+    """a / b rounded towards zero for a literal b: Python's // rounds down."""
+    a, b = args[0].inside(ATOM), args[1].text
+    up = f"-((-{a}) // {b})"
+    return Expression(f"({a} // {b}) if ({a} < 0) == ({b} < 0) else {up}", CONDITIONAL)
+
+
+class Body:
+    """Writes a program's statements as lines, nesting what is used once within one op."""
+
+    def __init__(self, program: FusedProgram, dialect: Dialect, namer: Namer) -> None:
+        self.program = program
+        self.dialect = dialect
+        self.namer = namer
+        self.dtypes = {p.name: p.dtype for p in program.inputs}
+        self.dtypes.update((s.name, s.dtype) for s in program.statements)
+        self.expressions: dict[str, Expression] = {}
+        self.bits: dict[str, str] = {}
+        results = [output.result for output in program.outputs]
+        self.results = set(results)
+        self.uses: Counter[str] = Counter(results)
+        self.consumers: dict[str, list[Statement]] = {}
+        for statement in program.statements:
+            for arg in statement.args:
+                if isinstance(arg, str):
+                    self.uses[arg] += 1
+                    self.consumers.setdefault(arg, []).append(statement)
+
+    def bind(self, operand: ProgramInput, text: str) -> None:
+        """Say by what text an input's value is read (16-bit values: already widened)."""
+        self.expressions[operand.name] = Expression(text)
+
+    def lines(self, node_comments: dict[str, str]) -> list[str]:
+        """The statements in order, each op's first line with a comment."""
+        result: list[str] = []
+        node = ""
+        block: list[str] = []
+        for statement in self.program.statements:
+            if statement.node != node:
+                result += _commented(block, node_comments.get(node, ""))
+                node, block = statement.node, []
+            block += self._statement_lines(statement)
+        return result + _commented(block, node_comments.get(node, ""))
+
+    def stored(self, name: str, dtype: str) -> str:
+        """The text to assign to an output element."""
+        if dtype not in HALVES:
+            return self.expressions[name].text
+        return self.bits.get(name) or self.dialect.narrow(dtype, self.expressions[name]).text
+
+    def _statement_lines(self, statement: Statement) -> list[str]:
+        args = [
+            self.dialect.constant(arg) if isinstance(arg, Constant) else self.expressions[arg]
+            for arg in statement.args
+        ]
+        last = statement.args[-1]
+        source = last.dtype if isinstance(last, Constant) else self.dtypes[last]
+        name = statement.name
+        if statement.dtype in HALVES and statement.opcode == "cast" and name in self.results:
+            return self._rounded_result(statement, args[0])
+        expression = self.dialect.statement(statement, source, args, self._feeds_sum(name))
+        if self._can_nest(statement, expression):
+            self.expressions[name] = expression
+            return []
+        self.expressions[name] = Expression(name)
+        return [f"{name} = {expression.text}"]
+
+    def _rounded_result(self, statement: Statement, value: Expression) -> list[str]:
+        """A 16-bit output: keep its bits for the store, and its value if others read it."""
+        bits = self.namer.take(f"{statement.name}_bits")
+        self.bits[statement.name] = bits
+        lines = [f"{bits} = {self.dialect.narrow(statement.dtype, value).text}"]
+        if self.consumers.get(statement.name):
+            lines.append(f"{statement.name} = {self.dialect.widen(statement.dtype, bits).text}")
+        self.expressions[statement.name] = Expression(statement.name)
+        return lines
+
+    def _feeds_sum(self, name: str) -> bool:
+        """Whether an addition reads this product, directly or through a sign or no-op cast."""
+        for consumer in self.consumers.get(name, ()):
+            if consumer.opcode in ("add", "sub"):
+                return True
+            passes = consumer.opcode in ("neg", "select", "maximum", "minimum", "abs")
+            if passes and self._feeds_sum(consumer.name):
+                return True
+        return False
+
+    def _can_nest(self, statement: Statement, expression: Expression) -> bool:
+        if expression.strength == ATOM and expression.text.isidentifier():
+            return True  # a cast that changes nothing
+        if self.uses[statement.name] != 1 or statement.name in self.results:
+            return False
+        consumer = self.consumers[statement.name][0]
+        if consumer.node != statement.node or len(expression.text) > _LONGEST_INLINE:
+            return False
+        source = self.dtypes[statement.name]
+        return not self.dialect.repeats_operands(consumer.opcode, source)
+
+
+def _commented(block: list[str], comment: str) -> list[str]:
+    """A comment behind a block's one line, or above its several lines."""
+    if not comment or not block:
+        return block
+    if len(block) == 1 and len(block[0]) + len(comment) < 80:
+        return [f"{block[0]}  # {comment}"]
+    return [f"# {comment}", *block]

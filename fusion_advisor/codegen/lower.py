@@ -1,0 +1,264 @@
+"""From a candidate group of captured ops to a fused scalar program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Literal
+
+from fusion_advisor import ops
+from fusion_advisor.codegen.layout import SpaceLayout, plan_space
+from fusion_advisor.codegen.naming import Namer, identifier, name_operands
+from fusion_advisor.codegen.program import check_program, live_statements
+from fusion_advisor.errors import UnsupportedOpError
+from fusion_advisor.ops.scalars import Value
+from fusion_advisor.records import (
+    Constant,
+    FusedProgram,
+    FusionCandidate,
+    OpGraph,
+    OpNode,
+    ProgramInput,
+    ProgramOutput,
+    Statement,
+    TensorSpec,
+)
+
+_HALVES = ("bfloat16", "float16")
+
+
+class _Lowering:
+    """The names and values of one lowering."""
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        candidate: FusionCandidate,
+        runtime_scalars: frozenset[tuple[str, int]],
+    ) -> None:
+        members = set(candidate.nodes)
+        self.candidate = candidate
+        self.nodes = [node for node in graph.nodes if node.id in members]
+        self.specs: dict[str, TensorSpec] = {spec.id: spec for spec in graph.values}
+        self.namer = Namer()
+        self.space: SpaceLayout = plan_space(candidate, self.specs)
+        self.inputs = self._tensor_inputs(graph)
+        self.scalars: dict[tuple[str, int], ProgramInput] = {}
+        for node in self.nodes:
+            for position, argument in enumerate(ops.flat_arguments(node)):
+                if (node.id, position) in runtime_scalars:
+                    self.scalars[node.id, position] = self._scalar(node, position, argument)
+        dtypes = {p.name: p.dtype for p in (*self.inputs, *self.scalars.values())}
+        self.builder = ops.Builder(dtypes)
+        self.values: dict[str, Value] = {str(p.value): p.name for p in self.inputs}
+
+    def _tensor_inputs(self, graph: OpGraph) -> list[ProgramInput]:
+        names = name_operands(graph, self.candidate, self.namer)
+        inputs = []
+        for operand in self.candidate.inputs:
+            spec = self.specs[operand.value]
+            layout = self.space.operands[operand.value]
+            inputs.append(
+                ProgramInput(
+                    name=names[operand.value],
+                    kind="tensor",
+                    dtype=_supported(spec),
+                    groups=layout.groups,
+                    layout=layout.layout,
+                    value=operand.value,
+                )
+            )
+        return inputs
+
+    def _scalar(self, node: OpNode, position: int, argument: object) -> ProgramInput:
+        if isinstance(argument, bool) or not isinstance(argument, (int, float)):
+            raise UnsupportedOpError(
+                f"argument {position} of {node.op} is not a number and cannot be a run-time one"
+            )
+        return ProgramInput(
+            name=self.namer.take("scale" if isinstance(argument, float) else "count"),
+            kind="scalar",
+            dtype="float64" if isinstance(argument, float) else "int64",
+            value=argument,
+            node=node.id,
+            position=position,
+        )
+
+    def operand(self, value: str) -> ops.Operand:
+        """A captured value as recipes see it."""
+        if value not in self.values:
+            raise UnsupportedOpError(
+                f"value {value} is read by the group but is neither made in it nor an input of it"
+            )
+        spec = self.specs[value]
+        weight: Literal["tensor", "scalar tensor", "number"] = (
+            "number"
+            if "wrapped-number" in spec.flags
+            else "tensor"
+            if spec.shape
+            else "scalar tensor"
+        )
+        return ops.Operand(value=self.values[value], dtype=spec.dtype, weight=weight)
+
+    def runtime_number(self, node: OpNode, position: int) -> ops.Operand | None:
+        """The run-time number that replaces a captured one, if there is one."""
+        scalar = self.scalars.get((node.id, position))
+        if scalar is None:
+            return None
+        return ops.Operand(value=scalar.name, dtype=scalar.dtype, weight="number")
+
+    def lower_node(self, node: OpNode) -> None:
+        """Append one op's statements and remember its results."""
+        info = ops.lookup(node.op)
+        if info is None or info.recipe is None:
+            reason = info.reason if info is not None else f"it is a {node.kind} op"
+            raise UnsupportedOpError(f"{node.op} cannot be part of a kernel: {reason}")
+        self.builder.node = node.id
+        call = ops.bind(
+            node,
+            info.parameters,
+            self.builder,
+            self.operand,
+            lambda position: self.runtime_number(node, position),
+        )
+        results = info.recipe(call)
+        for value, result in zip(
+            node.outputs, results if isinstance(results, tuple) else (results,), strict=False
+        ):
+            dtype = _supported(self.specs[value])
+            made = self.builder.dtype(result)
+            if ops.is_inplace(node.op):
+                result = self.builder.cast(result, dtype)  # written into a tensor of its dtype
+            elif made != dtype:
+                raise UnsupportedOpError(
+                    f"{node.op} gave {dtype} where its recipe gives {made} (another default dtype?)"
+                )
+            self.values[value] = result
+
+
+def _supported(spec: TensorSpec) -> str:
+    if spec.dtype not in ops.SUPPORTED_DTYPES:
+        raise UnsupportedOpError(
+            f"tensor {spec.id} is {spec.dtype}; kernels take {', '.join(ops.SUPPORTED_DTYPES)}"
+        )
+    return spec.dtype
+
+
+def lower(
+    graph: OpGraph,
+    candidate: FusionCandidate,
+    *,
+    name: str,
+    runtime_scalars: frozenset[tuple[str, int]] = frozenset(),
+    match: Literal["eager", "fast"] = "eager",
+) -> FusedProgram:
+    """Write a candidate as a fused program.
+
+    ``runtime_scalars`` are (node id, flat argument position) of Python numbers that
+    become run-time arguments; all others become constants.  With ``match="fast"``
+    16-bit intermediates stay in float32.
+
+    Raises:
+        UnsupportedOpError: an op, dtype or layout that no kernel is generated for.
+    """
+    state = _Lowering(graph, candidate, runtime_scalars)
+    entry = identifier(name, "fused")
+    for node in state.nodes:
+        state.lower_node(node)
+    statements = state.builder.statements
+    if match == "fast":
+        statements = _without_half_rounding(statements)
+    outputs = []
+    for index, value in enumerate(candidate.outputs):
+        if value not in state.values:
+            raise UnsupportedOpError(f"output {value} of the group is not computed by its ops")
+        result = state.values[value]
+        if isinstance(result, Constant):
+            result = state.builder.emit("cast", result, dtype=result.dtype)
+        wanted = "out" if len(candidate.outputs) == 1 else f"out{index}"
+        outputs.append(
+            ProgramOutput(name=wanted, result=result, dtype=state.specs[value].dtype, value=value)
+        )
+    live = live_statements(statements, (output.result for output in outputs))
+    inputs = (*state.inputs, *state.scalars.values())
+    _require_all_read(inputs, live, outputs)
+    renamed, results = _readable(live, outputs, state)
+    program = FusedProgram(
+        name=entry,
+        rank=len(candidate.shape),
+        groups=state.space.groups,
+        inputs=inputs,
+        statements=renamed,
+        outputs=results,
+        nodes=tuple(node.id for node in state.nodes),
+        match=match,
+    )
+    check_program(program)
+    return program
+
+
+def _require_all_read(
+    inputs: tuple[ProgramInput, ...],
+    statements: tuple[Statement, ...],
+    outputs: list[ProgramOutput],
+) -> None:
+    read = {arg for statement in statements for arg in statement.args if isinstance(arg, str)}
+    read.update(output.result for output in outputs)
+    for operand in inputs:
+        if operand.name not in read:
+            raise UnsupportedOpError(
+                f"operand {operand.value!r} gives only its shape or dtype, not its elements; "
+                "leave that op out of the group"
+            )
+
+
+def _without_half_rounding(statements: list[Statement]) -> list[Statement]:
+    """Let float32 values pass by a rounding to 16 bits that is widened again."""
+    rounded: dict[str, str] = {}
+    alias: dict[str, str] = {}
+    result = []
+    for statement in statements:
+        args = tuple(alias.get(a, a) if isinstance(a, str) else a for a in statement.args)
+        statement = replace(statement, args=args)
+        source = args[0] if args and isinstance(args[0], str) else None
+        if statement.opcode == "cast" and source is not None:
+            if statement.dtype in _HALVES:
+                rounded[statement.name] = source
+            elif statement.dtype == "float32" and source in rounded:
+                alias[statement.name] = rounded[source]
+                continue
+        result.append(statement)
+    return result
+
+
+def _readable(
+    statements: tuple[Statement, ...], outputs: list[ProgramOutput], state: _Lowering
+) -> tuple[tuple[Statement, ...], tuple[ProgramOutput, ...]]:
+    """Name each op's last statement after the op, the steps before it t1, t2, …"""
+    bases = {node.id: node.op.split(".")[1].strip("_") for node in state.nodes}
+    last = {statement.node: statement.name for statement in statements}
+    counts = Counter(bases[s.node] for s in statements if last[s.node] == s.name)
+    seen: Counter[str] = Counter()
+    names: dict[str, str] = {}
+    steps = 0
+    for output in outputs:
+        state.namer.take(output.name)  # "out" is reserved, "out0" is not
+    for statement in statements:
+        if last[statement.node] == statement.name:
+            base = bases[statement.node]
+            seen[base] += 1
+            wanted = f"{base}_{seen[base]}" if counts[base] > 1 else base
+            names[statement.name] = state.namer.take(wanted)
+        else:
+            steps += 1
+            names[statement.name] = state.namer.take(f"t{steps}")
+    renamed = tuple(
+        replace(
+            s,
+            name=names[s.name],
+            args=tuple(names.get(a, a) if isinstance(a, str) else a for a in s.args),
+        )
+        for s in statements
+    )
+    results = tuple(replace(o, result=names.get(o.result, o.result)) for o in outputs)
+    return renamed, results

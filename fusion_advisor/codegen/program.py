@@ -1,0 +1,180 @@
+"""The checker of fused programs, and their identity."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+
+from fusion_advisor.errors import CodegenError
+from fusion_advisor.ops import SUPPORTED_DTYPES, type_error
+from fusion_advisor.records import Constant, FusedProgram, ProgramInput, Statement
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_CONSTANT_TYPES = {"bool": bool, "float": float, "int": int}
+
+
+def _fail(program: FusedProgram, problem: str) -> CodegenError:
+    return CodegenError(
+        f"fused program {program.name!r}: {problem}; this is a fault in Fusion Advisor, "
+        "leave the group eager and report it"
+    )
+
+
+def check_program(program: FusedProgram) -> None:
+    """Check that a program is well formed.
+
+    Raises:
+        CodegenError: naming the first thing that is wrong.
+    """
+    _check_space(program)
+    dtypes: dict[str, str] = {}
+    for operand in program.inputs:
+        _check_input(program, operand)
+        _define(program, dtypes, operand.name, operand.dtype)
+    used: set[str] = set()
+    stage = 0
+    for statement in program.statements:
+        _check_statement(program, statement, dtypes)
+        used.update(arg for arg in statement.args if isinstance(arg, str))
+        if statement.stage < stage:
+            raise _fail(program, f"{statement.name} goes back to stage {statement.stage}")
+        stage = statement.stage
+        _define(program, dtypes, statement.name, statement.dtype)
+    _check_outputs(program, dtypes)
+    used.update(output.result for output in program.outputs)
+    for name in dtypes:
+        if name not in used:
+            raise _fail(program, f"{name} is computed or passed in but never used")
+
+
+def _define(program: FusedProgram, dtypes: dict[str, str], name: str, dtype: str) -> None:
+    if not _IDENTIFIER.match(name):
+        raise _fail(program, f"{name!r} is not an identifier")
+    if name in dtypes:
+        raise _fail(program, f"{name} is defined twice")
+    if dtype not in SUPPORTED_DTYPES:
+        raise _fail(program, f"{name} has the unknown dtype {dtype!r}")
+    dtypes[name] = dtype
+
+
+def _check_space(program: FusedProgram) -> None:
+    if not _IDENTIFIER.match(program.name):
+        raise _fail(program, "its name is not an identifier")
+    flat = [dimension for group in program.groups for dimension in group]
+    if sorted(flat) != list(range(program.rank)):
+        raise _fail(program, f"groups {program.groups} do not partition {program.rank} dimensions")
+    if not program.groups or (program.rank and any(not group for group in program.groups)):
+        raise _fail(program, "there is an empty group")
+    if any(not 0 <= axis < len(program.groups) for axis in program.reduced):
+        raise _fail(program, f"reduced axes {program.reduced} are not axes of the space")
+    if program.reduced:
+        raise _fail(program, "reductions are not generated")
+
+
+def _check_input(program: FusedProgram, operand: ProgramInput) -> None:
+    if operand.kind == "scalar":
+        if operand.groups or operand.dtype not in ("int64", "float64"):
+            raise _fail(program, f"scalar {operand.name} must be int64 or float64 without groups")
+        return
+    if any(not 0 <= group < len(program.groups) for group in operand.groups):
+        raise _fail(program, f"{operand.name} is read at groups {operand.groups} that do not exist")
+    if list(operand.groups) != sorted(set(operand.groups)):
+        raise _fail(program, f"{operand.name}'s groups {operand.groups} are not in walking order")
+
+
+def _check_statement(program: FusedProgram, statement: Statement, dtypes: dict[str, str]) -> None:
+    operands = []
+    for arg in statement.args:
+        if isinstance(arg, Constant):
+            _check_constant(program, statement, arg)
+            operands.append(arg.dtype)
+        elif arg in dtypes:
+            operands.append(dtypes[arg])
+        else:
+            raise _fail(program, f"{statement.name} reads {arg} before it is defined")
+    problem = type_error(statement.opcode, tuple(operands), statement.dtype)
+    if problem:
+        raise _fail(program, f"{statement.name}: {problem}")
+    if statement.opcode in ("floordiv", "truncdiv"):
+        divisor = statement.args[1]
+        if not isinstance(divisor, Constant) or divisor.value == 0:
+            raise _fail(program, f"{statement.name} divides integers by what may be zero")
+
+
+def _check_constant(program: FusedProgram, statement: Statement, constant: Constant) -> None:
+    kind = "bool" if constant.dtype == "bool" else "float" if "float" in constant.dtype else "int"
+    if constant.dtype not in SUPPORTED_DTYPES or type(constant.value) is not _CONSTANT_TYPES[kind]:
+        raise _fail(
+            program, f"{statement.name} has the constant {constant.value!r} as {constant.dtype}"
+        )
+
+
+def _check_outputs(program: FusedProgram, dtypes: dict[str, str]) -> None:
+    if not program.outputs:
+        raise _fail(program, "it writes nothing")
+    names: set[str] = set(dtypes)
+    for output in program.outputs:
+        if not _IDENTIFIER.match(output.name) or output.name in names:
+            raise _fail(program, f"output name {output.name!r} is taken or not an identifier")
+        names.add(output.name)
+        if output.result not in dtypes:
+            raise _fail(
+                program, f"output {output.name} is made from {output.result}, which is not defined"
+            )
+        if dtypes[output.result] != output.dtype:
+            raise _fail(
+                program,
+                f"output {output.name} is {output.dtype} but its result is {dtypes[output.result]}",
+            )
+        if next(
+            (p for p in program.inputs if p.name == output.result and p.kind == "scalar"), None
+        ):
+            raise _fail(program, f"output {output.name} is a run-time number")
+
+
+def program_hash(program: FusedProgram) -> str:
+    """SHA-256 of what the program computes, whatever its names and captured nodes are.
+
+    Repeated layers, whose values and nodes have other ids, have the same hash.
+    """
+    numbers: dict[str, int] = {}
+
+    def number(name: str) -> int:
+        return numbers.setdefault(name, len(numbers))
+
+    def argument(arg: str | Constant) -> list[object]:
+        if isinstance(arg, Constant):
+            return [arg.dtype, repr(arg.value)]
+        return [number(arg)]
+
+    inputs = [[number(p.name), p.kind, p.dtype, list(p.groups), p.layout] for p in program.inputs]
+    statements = [
+        [number(s.name), s.opcode, [argument(arg) for arg in s.args], s.dtype, s.stage]
+        for s in program.statements
+    ]
+    outputs = [[number(o.result), o.dtype] for o in program.outputs]
+    content = [
+        program.rank,
+        program.groups,
+        program.reduced,
+        program.match,
+        inputs,
+        statements,
+        outputs,
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def live_statements(
+    statements: Iterable[Statement], results: Iterable[str]
+) -> tuple[Statement, ...]:
+    """The statements that the results depend on, in order."""
+    needed = set(results)
+    kept = []
+    for statement in reversed(list(statements)):
+        if statement.name in needed:
+            kept.append(statement)
+            needed.update(arg for arg in statement.args if isinstance(arg, str))
+    return tuple(reversed(kept))
