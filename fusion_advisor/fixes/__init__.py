@@ -1,0 +1,35 @@
+"""Puts fused kernels in place and takes them out again.
+
+``plan_text`` and ``plan_function`` prove that a chain can be replaced and give a ``Fix`` (or its
+blockers); ``edited_text``/``fix_diff``/``apply_file`` use it on text; ``apply_function`` and
+``apply_module`` on running code; ``module_file`` and ``reapply_cell`` write what puts it back after
+a restart.  Every application returns an object with ``.places`` and ``.undo()``.
+"""
+
+from fusion_advisor.fixes.cell_edit import plan_function, plan_text, runtime_scalars
+from fusion_advisor.fixes.live_code import find_function
+from fusion_advisor.fixes.live_function import (
+    FunctionChange,
+    apply_function,
+    function_source,
+    global_name,
+)
+from fusion_advisor.fixes.text_edits import apply_edits, edited_text, fix_diff, text_hash
+from fusion_advisor.fixes.undo import Change, ChangeStack
+
+__all__ = [
+    "Change",
+    "ChangeStack",
+    "FunctionChange",
+    "apply_edits",
+    "apply_function",
+    "edited_text",
+    "find_function",
+    "fix_diff",
+    "function_source",
+    "global_name",
+    "plan_function",
+    "plan_text",
+    "runtime_scalars",
+    "text_hash",
+]

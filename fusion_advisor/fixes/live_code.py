@@ -1,0 +1,192 @@
+"""From the source of a running function to a code object with edits in it.
+
+The whole file is compiled with the edits, under the same name and with the line numbers of the
+text a person can read, and the function's code object is taken out of it: closures, ``super()``,
+name mangling and ``from __future__`` imports come out as in the original.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import gc
+import linecache
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from fusion_advisor.errors import FixError
+from fusion_advisor.fixes.text_edits import apply_edits, line_map
+from fusion_advisor.records import SourceSpan, TextEdit
+
+_FUTURE = 0
+for _name in __future__.all_feature_names:
+    _FUTURE |= getattr(__future__, _name).compiler_flag
+
+
+def source_of(code: types.CodeType) -> str:
+    """The whole text a code object was compiled from; ``FixError`` where there is none."""
+    lines = linecache.getlines(code.co_filename)
+    if not lines:
+        raise FixError(
+            f"the source of {code.co_qualname} ({code.co_filename}) is not there: "
+            "only functions with source text can be fused in place"
+        )
+    return "".join(lines)
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from _nested(constant)
+
+
+def _find(module: types.CodeType, like: types.CodeType) -> types.CodeType | None:
+    found = [
+        code
+        for code in _nested(module)
+        if code.co_qualname == like.co_qualname and code.co_firstlineno == like.co_firstlineno
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def same_code(one: types.CodeType, other: types.CodeType) -> bool:
+    """Whether two code objects do the same at the same places."""
+    if (
+        one.co_code != other.co_code
+        or one.co_names != other.co_names
+        or one.co_varnames != other.co_varnames
+        or one.co_freevars != other.co_freevars
+        or one.co_cellvars != other.co_cellvars
+        or one.co_flags != other.co_flags
+        or len(one.co_consts) != len(other.co_consts)
+        or list(one.co_positions()) != list(other.co_positions())
+    ):
+        return False
+    for mine, its in zip(one.co_consts, other.co_consts, strict=True):
+        if isinstance(mine, types.CodeType) and isinstance(its, types.CodeType):
+            if not same_code(mine, its):
+                return False
+        elif type(mine) is not type(its) or repr(mine) != repr(its):
+            return False
+    return True
+
+
+def check_source(code: types.CodeType, text: str) -> None:
+    """The running code must be what its text compiles to; ``FixError`` otherwise."""
+    module = _compile(text, ast.parse(text), code)
+    original = _find(module, code)
+    if original is None or not same_code(original, code):
+        raise FixError(
+            f"the source of {code.co_qualname} in {code.co_filename} is not what is running "
+            "(edited since it was imported, or changed by a decorator): restart and profile again"
+        )
+
+
+def edited_code(code: types.CodeType, text: str, edits: Sequence[TextEdit]) -> types.CodeType:
+    """The code object of the function with the edits made, lines as in the unedited text."""
+    new_text = apply_edits(text, edits)
+    origin = line_map(text, edits)
+    tree = ast.parse(new_text)
+    for node in ast.walk(tree):
+        if hasattr(node, "lineno"):
+            node.lineno = origin[node.lineno - 1]
+            end = getattr(node, "end_lineno", None)
+            if end is not None:
+                node.end_lineno = max(origin[end - 1], node.lineno)  # type: ignore[attr-defined]
+            if getattr(node, "end_lineno", 0) == node.lineno and hasattr(node, "end_col_offset"):
+                node.end_col_offset = max(node.end_col_offset, node.col_offset)
+    module = _compile(new_text, tree, code)
+    found = _find(module, code)
+    if found is None:
+        raise FixError(f"{code.co_qualname} is not found in its own source after the edit")
+    if found.co_freevars != code.co_freevars:
+        raise FixError(
+            f"the edit changes which outer variables {code.co_qualname} closes over, so the "
+            "running function cannot take it"
+        )
+    return found
+
+
+def _compile(text: str, tree: ast.Module, like: types.CodeType) -> types.CodeType:
+    flags = like.co_flags & _FUTURE
+    compiled = compile(tree, like.co_filename, "exec", flags=flags, dont_inherit=True)
+    assert isinstance(compiled, types.CodeType)
+    return compiled
+
+
+# -- finding the functions that run a place ------------------------------------------------------
+
+
+def functions_of(code: types.CodeType) -> list[types.FunctionType]:
+    """Every live function object that runs this code object."""
+    return [
+        one
+        for one in gc.get_referrers(code)
+        if isinstance(one, types.FunctionType) and one.__code__ is code
+    ]
+
+
+def find_function(
+    span: SourceSpan,
+    *,
+    filenames: Iterable[str] = (),
+    namespaces: Iterable[Mapping[str, object]] = (),
+) -> types.FunctionType:
+    """The live function whose body holds a recorded place.
+
+    ``filenames`` are further names its code may carry (a cell's ``co_filename``); ``namespaces``
+    further globals to look in beside the loaded modules (a notebook's).  ``FixError`` where it is
+    not found, or where module-level code holds the place.
+    """
+    files = {span.file, *filenames}
+    best: types.FunctionType | None = None
+    for function in _all_functions(files, namespaces):
+        code = function.__code__
+        lines = [line for _, _, line in code.co_lines() if line is not None]
+        if not lines or not min(code.co_firstlineno, *lines) <= span.line <= max(lines):
+            continue
+        if span.function and code.co_name != span.function.rsplit(".", 1)[-1]:
+            continue
+        if best is None or code.co_firstlineno > best.__code__.co_firstlineno:
+            best = function
+    if best is None:
+        raise FixError(
+            f"no live function holds {span.file}:{span.line} "
+            f"({span.function or 'module level'}), so there is none to swap"
+        )
+    return best
+
+
+def _all_functions(
+    files: set[str], namespaces: Iterable[Mapping[str, object]]
+) -> Iterator[types.FunctionType]:
+    """Functions with code from these files: in modules, namespaces and classes, unwrapped."""
+    seen: set[int] = set()
+    waiting: list[object] = []
+    for namespace in namespaces:
+        waiting += list(namespace.values())
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) in files:
+            waiting += list(vars(module).values())
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, types.FunctionType):
+            if one.__code__.co_filename in files:
+                yield one
+            waiting += [getattr(one, "__wrapped__", None)]
+            for cell in one.__closure__ or ():
+                try:
+                    waiting.append(cell.cell_contents)
+                except ValueError:  # an empty cell holds nothing to look at
+                    continue
+        elif isinstance(one, type):
+            waiting += list(vars(one).values())
+        elif isinstance(one, staticmethod | classmethod | types.MethodType):
+            waiting.append(one.__func__)
+        elif isinstance(one, property):
+            waiting += [one.fget, one.fset, one.fdel]
