@@ -41,7 +41,9 @@ class Trip:
 def tensor_bytes(spec: TensorSpec) -> int:
     """Distinct bytes of a tensor: an expanded (stride 0) dimension counts once."""
     elements = math.prod(
-        size for size, stride in zip(spec.shape, spec.strides, strict=True) if stride != 0 or size == 0
+        size
+        for size, stride in zip(spec.shape, spec.strides, strict=True)
+        if stride != 0 or size == 0
     )
     return elements * _ITEM_BYTES.get(spec.dtype, 4)
 
@@ -87,7 +89,8 @@ def dataflow_svg(graph: OpGraph, candidate: FusionCandidate, *, name: str) -> st
     total_before = sum(trip.read_bytes + trip.written_bytes for trip in before)
     total_after = after.read_bytes + after.written_bytes
     description = (
-        f"Before: {plural(len(before), 'kernel')} move {bytes_text(total_before)} between memory and "
+        f"Before: {plural(len(before), 'kernel')} move {bytes_text(total_before)} between "
+        f"memory and "
         f"processor. After: one kernel moves {bytes_text(total_after)}."
     )
     identifier = escaped(name)
@@ -120,11 +123,15 @@ def _rows(before: tuple[Trip, ...]) -> tuple[Trip | str, ...]:
 
 
 def _arrowheads(identifier: str) -> str:
-    return "<defs>" + "".join(
-        f'<marker id="{identifier}-{kind}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-        f'markerHeight="7" orient="auto"><path class="{kind}-head" d="M0 0L8 4L0 8z"/></marker>'
-        for kind in ("read", "write")
-    ) + "</defs>"
+    return (
+        "<defs>"
+        + "".join(
+            f'<marker id="{identifier}-{kind}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+            f'markerHeight="7" orient="auto"><path class="{kind}-head" d="M0 0L8 4L0 8z"/></marker>'
+            for kind in ("read", "write")
+        )
+        + "</defs>"
+    )
 
 
 def _heading(x: int, text: str, moved: str) -> str:
@@ -137,7 +144,8 @@ def _heading(x: int, text: str, moved: str) -> str:
 def _memory(x: int, height: int) -> str:
     middle = (_TOP + height - 10) / 2
     return (
-        f'<rect class="memory" x="{x}" y="{_TOP - 6}" width="30" height="{height - _TOP - 4}" rx="4"/>'
+        f'<rect class="memory" x="{x}" y="{_TOP - 6}" width="30" height="{height - _TOP - 4}" '
+        f'rx="4"/>'
         f'<text class="memory-text" transform="translate({x + 19} {middle:.0f}) rotate(-90)" '
         'text-anchor="middle">memory</text>'
     )
@@ -146,13 +154,16 @@ def _memory(x: int, height: int) -> str:
 def _drawn_row(row: Trip | str, y: int, identifier: str) -> str:
     if isinstance(row, str):
         return f'<text class="flow-note" x="186" y="{y + 24}">{escaped(row)}</text>'
-    reads = f"{len(row.reads)} × " if len(row.reads) > 1 and len({s for _, s in row.reads}) == 1 else ""
+    reads = (
+        f"{len(row.reads)} × " if len(row.reads) > 1 and len({s for _, s in row.reads}) == 1 else ""
+    )
     size = row.reads[0][1] if reads else row.read_bytes
     return (
         _arrow(34, 182, y + 13, "read", f"read {reads}{bytes_text(size)}", identifier)
         + _arrow(182, 34, y + 33, "write", f"write {bytes_text(row.written_bytes)}", identifier)
         + f'<rect class="op" x="186" y="{y + 3}" width="190" height="32" rx="5"/>'
-        f'<text class="op-text" x="281" y="{y + 24}" text-anchor="middle">{escaped(row.label[:24])}</text>'
+        f'<text class="op-text" x="281" y="{y + 24}" text-anchor="middle">'
+        f"{escaped(row.label[:24])}</text>"
     )
 
 
@@ -161,19 +172,23 @@ def _arrow(start: int, end: int, y: int, kind: str, text: str, identifier: str) 
     return (
         f'<line class="{kind}" x1="{start}" y1="{y}" x2="{end}" y2="{y}" '
         f'marker-end="url(#{identifier}-{kind})"/>'
-        f'<text class="arrow-text" x="{middle}" y="{y - 4}" text-anchor="middle">{escaped(text)}</text>'
+        f'<text class="arrow-text" x="{middle}" y="{y - 4}" text-anchor="middle">{escaped(text)}'
+        f"</text>"
     )
 
 
 def _drawn_kernel(rows: tuple[Trip | str, ...], after: Trip, height: int, identifier: str) -> str:
     bottom = height - 14
     labels = [row if isinstance(row, str) else row.label for row in rows]
-    parts = [f'<rect class="kernel" x="636" y="{_TOP - 4}" width="216" height="{bottom - _TOP}" rx="8"/>']
+    parts = [
+        f'<rect class="kernel" x="636" y="{_TOP - 4}" width="216" height="{bottom - _TOP}" rx="8"/>'
+    ]
     step = min(_ROW, (bottom - _TOP - 20) / max(len(labels), 1))
     for position, label in enumerate(labels):
         y = _TOP + 22 + position * step
         parts.append(
-            f'<text class="op-text" x="744" y="{y:.0f}" text-anchor="middle">{escaped(label[:26])}</text>'
+            f'<text class="op-text" x="744" y="{y:.0f}" text-anchor="middle">'
+            f"{escaped(label[:26])}</text>"
         )
     parts += _kernel_arrows(after.reads, "read", _TOP + 10, identifier)
     first = bottom - 14 - 22 * (min(len(after.writes), 4) - 1)

@@ -42,7 +42,8 @@ def format_of(path: str | Path) -> Format:
     suffix = Path(path).suffix.lower()
     if suffix not in _SUFFIXES:
         raise ReportError(
-            f"cannot tell the report format from {str(path)!r}: end the name in .html, .json or .txt"
+            f"cannot tell the report format from {str(path)!r}: end the name in .html, .json or "
+            f".txt"
         )
     return _SUFFIXES[suffix]
 

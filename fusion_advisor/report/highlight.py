@@ -14,7 +14,9 @@ from itertools import pairwise
 
 from fusion_advisor.report.values import escaped, printable
 
-_BUILTIN = frozenset({"range", "len", "float", "int", "bool", "tuple", "min", "max", "abs", "print"})
+_BUILTIN = frozenset(
+    {"range", "len", "float", "int", "bool", "tuple", "min", "max", "abs", "print"}
+)
 _STYLES = {  # readable on white and on near-black, for pages whose theme is not known
     "k": "color:#b0569b",
     "s": "color:#3f8f3f",
@@ -92,7 +94,7 @@ def _kind(token: tokenize.TokenInfo, following: tokenize.TokenInfo) -> str:
     if keyword.iskeyword(token.string):
         return "k"
     before = token.line[: token.start[1]].rstrip()
-    if before.endswith("def") or before.endswith("class"):
+    if before.endswith(("def", "class")):
         return "f"
     if token.string in _BUILTIN and following.string == "(":
         return "b"

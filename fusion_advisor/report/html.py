@@ -42,7 +42,8 @@ def render_html(report: Report) -> str:
         _why_not(report),
         _environment(report),
         "</main>",
-        f"<footer><p>Fusion Advisor {escaped(__version__)}. Times are medians; memory traffic counts "
+        f"<footer><p>Fusion Advisor {escaped(__version__)}. Times are medians; memory traffic "
+        f"counts "
         "each op's distinct bytes read and written.</p></footer>",
     ]
     return _page(title, "\n".join(part for part in body if part))
@@ -113,17 +114,29 @@ def _gains(views: tuple[FindingView, ...]) -> str:
     if not views:
         return ""
     blocks = []
+    estimates = [view.estimate for view in views]
     for label, before, after in (
-        ("Memory traffic", [v.estimate.bytes_before for v in views], [v.estimate.bytes_after for v in views]),
-        ("Kernels launched", [v.estimate.launches_before for v in views], [v.estimate.launches_after for v in views]),
-    ):  # fmt: skip
+        (
+            "Memory traffic",
+            [one.bytes_before for one in estimates],
+            [one.bytes_after for one in estimates],
+        ),
+        (
+            "Kernels launched",
+            [one.launches_before for one in estimates],
+            [one.launches_after for one in estimates],
+        ),
+    ):
         largest = max([*before, *after, 1])
         rows = "".join(
             _bar_pair(view, label, one / largest, other / largest)
             for view, one, other in zip(views, before, after, strict=True)
         )
         blocks.append(f'<h3>{label}</h3><div class="pair">{rows}</div>')
-    key = '<p class="key"><span><i></i>before</span><span><i class="after"></i>after fusion</span></p>'
+    key = (
+        '<p class="key"><span><i></i>before</span>'
+        '<span><i class="after"></i>after fusion</span></p>'
+    )
     return (
         '<section><h2>Before and after</h2><div class="card">'
         + "<br>".join(blocks)
@@ -137,7 +150,8 @@ def _bar_pair(view: FindingView, label: str, before: float, after: float) -> str
     first, _, second = text.partition(" → ")
     return (
         f'<span class="name">{escaped(view.id)}</span>'
-        f'<span class="track"><i style="width:{100 * before:.1f}%"></i></span><span>{escaped(first)}</span>'
+        f'<span class="track"><i style="width:{100 * before:.1f}%"></i></span><span>'
+        f"{escaped(first)}</span>"
         f'<span class="track"><i class="after" style="width:{100 * after:.1f}%"></i></span>'
         f"<span>{escaped(second)}</span>"
     )
@@ -149,7 +163,9 @@ def _roofline(report: Report) -> str:
         return ""
     ceilings = report.capture.ceilings
     name = escaped(ceilings.name) if ceilings is not None else ""
-    origin = "measured here" if ceilings is not None and ceilings.origin == "measured" else "data sheet"
+    origin = (
+        "measured here" if ceilings is not None and ceilings.origin == "measured" else "data sheet"
+    )
     return (
         '<section><h2>Roofline</h2><div class="card">'
         f'<p class="muted">{name}, {origin}. A finding left of the ridge waits for memory: fusing '
@@ -164,11 +180,12 @@ def _time(report: Report) -> str:
     rows = time_by_kind(report.capture)
     if not rows:
         return ""
-    total = report.capture.wall_us or sum(us for _, us, _ in rows) or 1.0
+    total = report.capture.westimatesus or sum(us for _, us, _ in rows) or 1.0
     body = "".join(
         f'<tr><th scope="row">{escaped(kind)}</th><td class="num">{f"{ops:,}" if ops else ""}</td>'
         f'<td class="num">{escaped(time_text(us))}</td><td>{escaped(percent_text(us / total))}'
-        f'<span class="bar"><i style="width:{max(0.0, min(100.0, 100 * us / total)):.1f}%"></i></span>'
+        f'<span class="bar"><i style="width:{max(0.0, min(100.0, 100 * us / total)):.1f}%"></i>'
+        f"</span>"
         "</td></tr>"
         for kind, us, ops in rows
     )
@@ -187,14 +204,17 @@ def _why_not(report: Report) -> str:
     if not rows:
         return ""
     body = "".join(
-        f'<tr><th scope="row"><code>{escaped(code)}</code></th><td class="where">{escaped(ops)}</td>'
+        f'<tr><th scope="row"><code>{escaped(code)}</code></th><td class="where">{escaped(ops)}'
+        f"</td>"
         f'<td class="where">{escaped(place)}</td><td class="where">{escaped(message)}</td></tr>'
         for code, ops, place, message in rows
     )
     return (
-        '<section><h2>Not fused, and why</h2>'
-        '<div class="filter" id="filter" hidden><label for="q">Filter by op, place or reason</label>'
-        '<input id="q" type="search" autocomplete="off"><span id="shown" role="status"></span></div>'
+        "<section><h2>Not fused, and why</h2>"
+        '<div class="filter" id="filter" hidden><label for="q">Filter by op, place or '
+        "reason</label>"
+        '<input id="q" type="search" autocomplete="off"><span id="shown" role="status"></span>'
+        "</div>"
         '<div class="scroll" tabindex="0" role="region" aria-label="Pairs that are not fused">'
         '<table id="why-not"><thead><tr><th scope="col">Code</th><th scope="col">Ops</th>'
         '<th scope="col">Where</th><th scope="col">Reason</th></tr></thead>'
@@ -221,4 +241,7 @@ def _environment(report: Report) -> str:
         f'<tr><th scope="row">{escaped(name)}</th><td class="where">{escaped(value)}</td></tr>'
         for name, value in rows
     )
-    return f'<section><h2>Measured on</h2><div class="scroll"><table><tbody>{body}</tbody></table></div></section>'
+    return (
+        '<section><h2>Measured on</h2><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="Environment"><table><tbody>{body}</tbody></table></div></section>'
+    )

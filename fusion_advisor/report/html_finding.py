@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusion_advisor.records import Report, ValidationResult
 from fusion_advisor.report.dataflow import dataflow_svg
 from fusion_advisor.report.highlight import highlight
-from fusion_advisor.report.values import escaped, plural, time_text
+from fusion_advisor.report.values import dedented, escaped, plural, time_text
 from fusion_advisor.report.view import FindingView, applied_sentence, timing_sentence
 
 _TAGS = {
@@ -27,7 +27,8 @@ def finding_card(report: Report, view: FindingView) -> str:
     finding = view.finding
     parts = [
         f'<article class="card" id="{escaped(view.id)}"><div class="top"><h3>'
-        f'<span class="id">{escaped(view.id)}</span> {escaped(finding.title)}</h3>{status_tag(view)}</div>',
+        f'<span class="id">{escaped(view.id)}</span> {escaped(finding.title)}</h3>'
+        f"{status_tag(view)}</div>",
         f'<p class="lead">Saves about <strong>{escaped(view.saving)}</strong> per run '
         f"({escaped(view.share)}; {escaped(view.saving_range)}).</p>",
         f"<p>{escaped(finding.message)}</p>" if finding.message else "",
@@ -37,7 +38,9 @@ def finding_card(report: Report, view: FindingView) -> str:
         f"<h4>Is it safe?</h4><p>{escaped(view.safety)}</p>",
         "".join(f'<p class="muted">{escaped(note)}</p>' for note in finding.notes),
         _refusals(view),
-        f"<p><strong>{escaped(applied_sentence(view.applied))}</strong></p>" if view.applied else "",
+        f"<p><strong>{escaped(applied_sentence(view.applied))}</strong></p>"
+        if view.applied
+        else "",
         f'<p class="next">Next, in the notebook: <code>{escaped(view.next_magic)}</code> · '
         f"in Python: <code>{escaped(view.next_python)}</code> · "
         f"about the rule: <code>fusion-advisor explain {escaped(finding.rule)}</code></p>",
@@ -54,7 +57,7 @@ def _source(view: FindingView) -> str:
     heading = f"<h4>{escaped(view.place)}</h4>"
     if span is None or not span.text:
         return heading + f"<p><code>{escaped(view.what)}</code></p>"
-    lines = highlight(_dedented(span.text)).split("\n")
+    lines = highlight(dedented(span.text)).split("\n")
     numbered = "\n".join(
         f'<span class="no">{span.line + offset}</span>{line}' for offset, line in enumerate(lines)
     )
@@ -62,14 +65,6 @@ def _source(view: FindingView) -> str:
         f'{heading}<pre tabindex="0" aria-label="Source of {escaped(view.id)}">{numbered}</pre>'
         f'<p class="muted">{escaped(view.what)}</p>'
     )
-
-
-def _dedented(text: str) -> str:
-    """Without the indentation all lines share, and without a trailing newline."""
-    lines = text.rstrip("\n").expandtabs(4).split("\n")
-    indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()]
-    common = min(indents, default=0)
-    return "\n".join(line[common:] for line in lines)
 
 
 def _flow(report: Report, view: FindingView) -> str:
@@ -120,7 +115,8 @@ def _estimate(view: FindingView) -> str:
         rows.append(
             (
                 "Textbook model",
-                f"{time_text(estimate.textbook_before_us)} → {time_text(estimate.textbook_after_us)}",
+                f"{time_text(estimate.textbook_before_us)} → "
+                f"{time_text(estimate.textbook_after_us)}",
             )
         )
     rows += [(f"Term: {name}", time_text(us)) for name, us in estimate.terms]
@@ -133,7 +129,8 @@ def _checks(result: ValidationResult) -> str:
         f'<tr><th scope="row">{escaped(rung.name)}</th>'
         f'<td><span class="tag {styles[rung.status]}">{escaped(rung.status)}</span></td>'
         f'<td class="where">{escaped(rung.detail)}</td>'
-        f'<td class="num">{escaped(time_text(rung.seconds * 1e6)) if rung.seconds else ""}</td></tr>'
+        f'<td class="num">{escaped(time_text(rung.seconds * 1e6)) if rung.seconds else ""}</td>'
+        f"</tr>"
         for rung in result.rungs
     )
     timings = "".join(f"<li>{escaped(timing_sentence(pair))}</li>" for pair in result.timings)
@@ -159,7 +156,8 @@ def _kernel(view: FindingView) -> str:
         return ""
     return (
         f"<details><summary>The generated kernel, {escaped(view.kernel.entry)}</summary>"
-        f'<pre tabindex="0" aria-label="Kernel of {escaped(view.id)}">{highlight(view.kernel.text)}</pre>'
+        f'<pre tabindex="0" aria-label="Kernel of {escaped(view.id)}">'
+        f"{highlight(view.kernel.text)}</pre>"
         f'<p class="muted">SHA-256 {escaped(view.kernel.hash)}</p></details>'
     )
 

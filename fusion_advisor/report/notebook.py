@@ -9,7 +9,7 @@ from __future__ import annotations
 from fusion_advisor.records import Report
 from fusion_advisor.report.highlight import highlight
 from fusion_advisor.report.plots import data_uri, roofline_png, traffic_png
-from fusion_advisor.report.values import escaped, percent_text, plural, time_text
+from fusion_advisor.report.values import dedented, escaped, percent_text, plural, time_text
 from fusion_advisor.report.view import (
     FindingView,
     applied_sentence,
@@ -20,7 +20,10 @@ from fusion_advisor.report.view import (
     timing_sentence,
 )
 
-_CELL = "padding:4px 10px;text-align:left;vertical-align:top;border-bottom:1px solid rgba(128,128,128,.3)"
+_CELL = (
+    "padding:4px 10px;text-align:left;vertical-align:top;"
+    "border-bottom:1px solid rgba(128,128,128,.3)"
+)
 _RIGHT = _CELL.replace("text-align:left", "text-align:right;white-space:nowrap")
 _SOFT = "opacity:.75"
 _PRE = (
@@ -39,15 +42,18 @@ def notebook_html(report: Report, *, top: int = 10, all: bool = False, plots: bo
     parts = [
         '<div style="max-width:1000px;line-height:1.45">',
         f'<div style="{_SOFT}">{escaped(report.capture.title or "Fusion report")}</div>',
-        f'<div style="font-size:1.3em;font-weight:600;margin:2px 0 8px">{escaped(summary.headline)}</div>',
+        f'<div style="font-size:1.3em;font-weight:600;margin:2px 0 8px">'
+        f"{escaped(summary.headline)}</div>",
         _facts(summary.facts),
         _table(shown),
         "".join(finding_fold(view) for view in shown),
-        f"<div>{plural(len(views) - len(shown), 'more finding')}: <code>--top {len(views)}</code></div>"
+        f"<div>{plural(len(views) - len(shown), 'more finding')}: <code>--top {len(views)}"
+        f"</code></div>"
         if len(shown) < len(views)
         else "",
         "".join(
-            f"<div><strong>{escaped(applied_sentence(fix))}</strong></div>" for fix in report.applied
+            f"<div><strong>{escaped(applied_sentence(fix))}</strong></div>"
+            for fix in report.applied
         ),
         _plots(report) if plots and views else "",
         _time(report),
@@ -78,16 +84,26 @@ def _facts(facts: tuple[tuple[str, str, str], ...]) -> str:
 def _table(views: tuple[FindingView, ...]) -> str:
     if not views:
         return ""
-    heads = ("Finding", "What and where", "Saves per run", "Share", "Memory traffic", "Kernels", "State")
+    heads = (
+        "Finding",
+        "What and where",
+        "Saves per run",
+        "Share",
+        "Memory traffic",
+        "Kernels",
+        "State",
+    )
     right = {"Saves per run", "Memory traffic", "Kernels"}
     head = "".join(
-        f'<th scope="col" style="{_RIGHT if name in right else _CELL}">{name}</th>' for name in heads
+        f'<th scope="col" style="{_RIGHT if name in right else _CELL}">{name}</th>'
+        for name in heads
     )
     rows = "".join(
         f'<tr><th scope="row" style="{_CELL}">{escaped(view.id)}</th>'
         f'<td style="{_CELL}">{escaped(view.finding.title)}<br>'
         f'<span style="{_SOFT}">{escaped(view.place)}</span></td>'
-        f'<td style="{_RIGHT}">{escaped(view.saving)}</td><td style="{_CELL}">{escaped(view.share)}</td>'
+        f'<td style="{_RIGHT}">{escaped(view.saving)}</td><td style="{_CELL}">'
+        f"{escaped(view.share)}</td>"
         f'<td style="{_RIGHT}">{escaped(view.traffic)}</td>'
         f'<td style="{_RIGHT}">{escaped(view.launches)}</td>'
         f'<td style="{_CELL};white-space:nowrap">{_state(view)}</td></tr>'
@@ -113,7 +129,7 @@ def finding_fold(view: FindingView, *, opened: bool = False) -> str:
         for verdict in finding.verdicts
     )
     source = (
-        f'<pre style="{_PRE}">{highlight(finding.span.text, inline=True)}</pre>'
+        f'<pre style="{_PRE}">{highlight(dedented(finding.span.text), inline=True)}</pre>'
         if finding.span is not None and finding.span.text
         else ""
     )
@@ -124,7 +140,8 @@ def finding_fold(view: FindingView, *, opened: bool = False) -> str:
     )
     notes = "".join(f"<li>{escaped(note)}</li>" for note in finding.notes)
     return (
-        f'<details{" open" if opened else ""}><summary style="{_SUMMARY}"><strong>{escaped(view.id)}</strong> '
+        f'<details{" open" if opened else ""}><summary style="{_SUMMARY}"><strong>'
+        f"{escaped(view.id)}</strong> "
         f"{escaped(finding.title)}: {escaped(view.saving)} ({escaped(view.share)})</summary>"
         f'<div style="margin:4px 0 10px 18px"><div>{escaped(finding.message)}</div>'
         f'<div style="{_SOFT}">{escaped(view.place)} · {escaped(view.what)}</div>{source}'
@@ -146,9 +163,12 @@ def _checks(view: FindingView) -> str:
         f'<td style="{_CELL}">{escaped(rung.detail)}</td></tr>'
         for rung in view.validation.rungs
     )
-    timings = "".join(f"<div>{escaped(timing_sentence(pair))}</div>" for pair in view.validation.timings)
+    timings = "".join(
+        f"<div>{escaped(timing_sentence(pair))}</div>" for pair in view.validation.timings
+    )
     return (
-        f'{timings}<details><summary style="{_SUMMARY}">Checks: {escaped(view.validation.status)}</summary>'
+        f'{timings}<details><summary style="{_SUMMARY}">Checks: '
+        f"{escaped(view.validation.status)}</summary>"
         f"<table><tbody>{rows}</tbody></table></details>"
     )
 
@@ -166,16 +186,26 @@ def _kernel(view: FindingView, *, opened: bool) -> str:
 def _plots(report: Report) -> str:
     images = []
     for png, text in (
-        (traffic_png(report), "Bars: memory traffic and time of each finding before and after fusion"),
-        (roofline_png(report), "Roofline: findings before and after fusion under this device's ceilings"),
+        (
+            traffic_png(report),
+            "Bars: memory traffic and time of each finding before and after fusion",
+        ),
+        (
+            roofline_png(report),
+            "Roofline: findings before and after fusion under this device's ceilings",
+        ),
     ):
         if png is not None:
             images.append(
-                f'<img alt="{escaped(text)}" src="{data_uri(png)}" style="max-width:100%;margin:6px 0">'
+                f'<img alt="{escaped(text)}" src="{data_uri(png)}" '
+                f'style="max-width:100%;margin:6px 0">'
             )
     if not images:
         return ""
-    return f'<details><summary style="{_SUMMARY}">Before and after, roofline</summary>{"".join(images)}</details>'
+    return (
+        f'<details><summary style="{_SUMMARY}">Before and after, roofline</summary>'
+        f"{''.join(images)}</details>"
+    )
 
 
 def _time(report: Report) -> str:
@@ -201,11 +231,16 @@ def _why_not(report: Report, *, limit: int) -> str:
         return ""
     shown = reasons[:limit] if limit else reasons
     rows = "".join(
-        f'<tr><td style="{_CELL}"><code>{escaped(code)}</code></td><td style="{_CELL}">{escaped(ops)}</td>'
+        f'<tr><td style="{_CELL}"><code>{escaped(code)}</code></td><td style="{_CELL}">'
+        f"{escaped(ops)}</td>"
         f'<td style="{_CELL}">{escaped(place)}</td><td style="{_CELL}">{escaped(message)}</td></tr>'
         for code, ops, place, message in shown
     )
-    more = f"<div>{len(reasons) - len(shown)} more: <code>--all</code></div>" if len(reasons) > len(shown) else ""
+    more = (
+        f"<div>{len(reasons) - len(shown)} more: <code>--all</code></div>"
+        if len(reasons) > len(shown)
+        else ""
+    )
     return (
         f'<details><summary style="{_SUMMARY}">Not fused, and why ({len(reasons)})</summary>'
         f"<table><tbody>{rows}</tbody></table>{more}</details>"
@@ -220,7 +255,8 @@ def _candidates(report: Report) -> str:
         for candidate, estimate in zip(report.candidates, report.estimates, strict=False)
     )
     return (
-        f'<details><summary style="{_SUMMARY}">Every legal candidate ({len(report.candidates)})</summary>'
+        f'<details><summary style="{_SUMMARY}">Every legal candidate ({len(report.candidates)}'
+        f")</summary>"
         f"<table><tbody>{rows}</tbody></table></details>"
     )
 

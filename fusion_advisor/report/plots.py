@@ -70,7 +70,7 @@ def data_uri(png: bytes) -> str:
 
 
 def _figure(width: float, height: float) -> Any:
-    """A figure of our own: no pyplot, so that the person's backend and open figures stay as they are."""
+    """A figure of our own, not pyplot's: the person's backend and figures stay as they are."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -127,14 +127,18 @@ def _grid(x: Scale, y: Scale, limits: tuple[float, float, float, float]) -> list
     parts = []
     for power in range(round(math.log10(low_x)), round(math.log10(high_x)) + 1):
         at = x(10.0**power)
-        parts.append(f'<line class="grid" x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{_HEIGHT - _BOTTOM}"/>')
+        parts.append(
+            f'<line class="grid" x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{_HEIGHT - _BOTTOM}"/>'
+        )
         parts.append(
             f'<text class="tick" x="{at:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">'
             f"{10.0**power:g}</text>"
         )
     for power in range(round(math.log10(low_y)), round(math.log10(high_y)) + 1):
         at = y(10.0**power)
-        parts.append(f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{_WIDTH - _RIGHT}" y2="{at:.1f}"/>')
+        parts.append(
+            f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{_WIDTH - _RIGHT}" y2="{at:.1f}"/>'
+        )
         parts.append(
             f'<text class="tick" x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">'
             f"{10.0**power:g}</text>"
@@ -184,7 +188,9 @@ def _points(model: Roofline, x: Scale, y: Scale) -> list[str]:
     for finding, pair in by_finding.items():
         if len(pair) == 2:
             (x1, y1), (x2, y2) = ((x(point.intensity), y(point.gflops)) for point in pair)
-            parts.append(f'<line class="move" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
+            parts.append(
+                f'<line class="move" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+            )
         for point in pair:
             style = "after" if point.fused else "before"
             at_x, at_y = x(point.intensity), y(point.gflops)

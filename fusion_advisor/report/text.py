@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from fusion_advisor.records import Report
-from fusion_advisor.report.values import bytes_text, one_line, percent_text, plural, printable, time_text
+from fusion_advisor.report.values import (
+    bytes_text,
+    one_line,
+    percent_text,
+    plural,
+    printable,
+    time_text,
+)
 from fusion_advisor.report.view import (
     FindingView,
     applied_sentence,
@@ -31,9 +39,7 @@ def render_text(report: Report, *, top: int = 10, all: bool = False) -> str:
     views = finding_views(report)
     shown = views if top <= 0 else views[:top]
     blocks = [
-        "\n".join(
-            [one_line(report.capture.title or "Fusion report"), *_wrapped(summary.headline)]
-        ),
+        "\n".join([one_line(report.capture.title or "Fusion report"), *_wrapped(summary.headline)]),
         "\n".join(_facts(summary.facts)),
     ]
     if shown:
@@ -55,8 +61,7 @@ def render_finding(report: Report, finding_id: str, *, kernel: bool = True) -> s
     lines = [_finding(view)]
     if view.validation is not None:
         rows = [
-            (f"  {rung.name}", rung.status, one_line(rung.detail))
-            for rung in view.validation.rungs
+            (f"  {rung.name}", rung.status, one_line(rung.detail)) for rung in view.validation.rungs
         ]
         lines.append("\n".join(["Checks", *_table(rows)]))
         timings = [f"  {timing_sentence(pair)}" for pair in view.validation.timings]
@@ -86,8 +91,10 @@ def _findings_table(views: tuple[FindingView, ...]) -> str:
     return "\n".join(_table([header, *rows]))
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = (
+        [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    )
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
@@ -161,9 +168,7 @@ def _candidates(report: Report) -> str:
 def _bullets(lines: tuple[str, ...], *, title: str) -> list[str]:
     found = [title]
     for line in lines:
-        found.extend(
-            textwrap.wrap(line, WIDTH, initial_indent="  · ", subsequent_indent="    ")
-        )
+        found.extend(textwrap.wrap(line, WIDTH, initial_indent="  · ", subsequent_indent="    "))
     return found
 
 

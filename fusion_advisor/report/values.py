@@ -1,4 +1,4 @@
-"""Numbers with units, and foreign text made safe to show.  Pure functions of strings and numbers."""
+"""Numbers with units, and foreign text made safe to show: functions of strings and numbers."""
 
 from __future__ import annotations
 
@@ -53,8 +53,10 @@ def percent_text(fraction: float) -> str:
     value = fraction * 100
     if 0 < abs(value) < 0.1:
         return "< 0.1 %"
-    return f"{value:.0f} %".replace("-", "−") if abs(value) >= 9.95 else (
-        f"{value:.1f} %".replace("-", "−")
+    return (
+        f"{value:.0f} %".replace("-", "−")
+        if abs(value) >= 9.95
+        else (f"{value:.1f} %".replace("-", "−"))
     )
 
 
@@ -93,7 +95,8 @@ def printable(text: str) -> str:
         return text
     return "".join(
         character
-        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+        if character in "\n\t"
+        or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
         else _escape(character)
         for character in text
     )
@@ -101,7 +104,9 @@ def printable(text: str) -> str:
 
 def _escape(character: str) -> str:
     code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+    return (
+        f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+    )
 
 
 def one_line(text: str, width: int = 0) -> str:
@@ -113,3 +118,11 @@ def one_line(text: str, width: int = 0) -> str:
 def escaped(text: object) -> str:
     """Text for HTML content or a quoted attribute."""
     return html.escape(printable(str(text)), quote=True)
+
+
+def dedented(text: str) -> str:
+    """Without the indentation all lines share, and without a trailing newline."""
+    lines = text.rstrip("\n").expandtabs(4).split("\n")
+    indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()]
+    common = min(indents, default=0)
+    return "\n".join(line[common:] for line in lines)

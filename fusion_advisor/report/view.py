@@ -103,7 +103,11 @@ class FindingView:
         if self.applied is not None:
             return "taken out"
         if self.validation is not None:
-            names = {"passed": "validated", "failed": "failed validation", "not run": "not validated"}
+            names = {
+                "passed": "validated",
+                "failed": "failed validation",
+                "not run": "not validated",
+            }
             return names[self.validation.status]
         return "kernel generated" if self.kernel is not None else "found"
 
@@ -211,7 +215,8 @@ def validation_sentence(result: ValidationResult) -> str:
 def timing_sentence(pair: TimingPair) -> str:
     """Measured eager and fused time of one kernel, beside what was predicted."""
     text = (
-        f"{pair.target.upper() if pair.target == 'cpu' else 'CUDA'}, {pair.inputs or 'own'} inputs: "
+        f"{pair.target.upper() if pair.target == 'cpu' else 'CUDA'}, {pair.inputs or 'own'} "
+        f"inputs: "
         f"eager {time_text(pair.eager_us)} ± {time_text(pair.eager_spread_us)}, "
         f"fused {time_text(pair.fused_us)} ± {time_text(pair.fused_spread_us)} "
         f"({times_text(pair.eager_us, pair.fused_us)})"
@@ -370,7 +375,9 @@ def time_by_kind(capture: Capture) -> tuple[tuple[str, float, int], ...]:
         kind = kinds.get(time.node, "other")
         spent[kind] += time.device_us if on_device else time.host_us  # type: ignore[assignment]
         ops[kind] += 1
-    rows = sorted(((kind, us, ops[kind]) for kind, us in spent.items()), key=lambda row: (-row[1], row[0]))
+    rows = sorted(
+        ((kind, us, ops[kind]) for kind, us in spent.items()), key=lambda row: (-row[1], row[0])
+    )
     if not rows:
         return ()
     rest = capture.wall_us - sum(us for _, us, _ in rows)

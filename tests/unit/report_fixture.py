@@ -1,4 +1,4 @@
-"""A hand-made, rich ``Report``: several findings, repeats, a refusal, a failure, hostile strings."""
+"""A hand-made, rich ``Report``: findings, repeats, a refusal, a failure, hostile strings."""
 
 from __future__ import annotations
 
@@ -38,14 +38,18 @@ from fusion_advisor.records import (
 )
 
 # Everything a page, a terminal or a plot must not act on.
-HOSTILE = "<script>alert('x')</script> & \"quotes\" $mathtext$ \x1b[31mred\x1b[0m \u202eabc</details>"
+HOSTILE = (
+    "<script>alert('x')</script> & \"quotes\" $mathtext$ \x1b[31mred\x1b[0m \u202eabc</details>"
+)
 SHAPE = (2, 256, 3072)
-CHAIN = ("mul.Tensor", "pow.Tensor_Scalar", "mul.Tensor", "add.Tensor", "mul.Tensor", "tanh.default",
-         "add.Tensor", "mul.Tensor")  # fmt: skip
+CHAIN = tuple(
+    "mul.Tensor pow.Tensor_Scalar mul.Tensor add.Tensor mul.Tensor tanh.default add.Tensor "
+    "mul.Tensor".split()
+)
 
 KERNEL_TEXT = '''import torch
 from numba import prange, float32
-from fusion_advisor.runtime import FusedFunction, Operand, Output, cuda, libdevice, cpu_kernel, cpu_math
+from fusion_advisor.runtime import FusedFunction, Operand, Output, cuda, cpu_kernel
 
 # 8 ops, reads x (6.0 MiB), writes out (6.0 MiB)
 def eager_gelu(x):
@@ -81,7 +85,9 @@ def _span(line: int, text: str, *, cell: bool = True) -> SourceSpan:
     )
 
 
-def _chain(start: int, ops: tuple[str, ...], span: SourceSpan) -> tuple[list[OpNode], list[TensorSpec]]:
+def _chain(
+    start: int, ops: tuple[str, ...], span: SourceSpan
+) -> tuple[list[OpNode], list[TensorSpec]]:
     """``ops`` one after the other; each reads the value before it and, if binary, the first one."""
     nodes, values = [], []
     for offset, op in enumerate(ops):
@@ -157,7 +163,7 @@ def _validation(status: str) -> ValidationResult:
         status="failed" if failed else "passed",
         rungs=(
             Rung(name="program", status="passed", detail="8 statements", seconds=0.01),
-            Rung(name="compile sm_80", status="passed", detail="18 registers, 0 spills", seconds=0.4),
+            Rung(name="compile sm_80", status="passed", detail="18 registers, 0 spills"),
             Rung(
                 name="CPU kernel",
                 status="failed" if failed else "passed",
@@ -198,7 +204,9 @@ def kernel() -> KernelSource:
 
 def rich_report() -> Report:
     """Three findings: four times repeated and in place; validated; failed and hostile."""
-    gelu = _span(17, "    return 0.5 * x * (1.0 + torch.tanh(\n        self.c * (x + 0.044715 * x**3)))")
+    gelu = _span(
+        17, "    return 0.5 * x * (1.0 + torch.tanh(\n        self.c * (x + 0.044715 * x**3)))"
+    )
     library = _span(312, "        hidden = gate * torch.sigmoid(gate) * up", cell=False)
     hostile = _span(4, f"y = x + 1  # {HOSTILE}")
     nodes: list[OpNode] = []
@@ -213,7 +221,11 @@ def rich_report() -> Report:
         groups.append(made)
         nodes += made
         values += produced
-    for op, kind in (("addmm.default", "matmul"), ("view.default", "view"), (f"weird{HOSTILE}", "other")):
+    for op, kind in (
+        ("addmm.default", "matmul"),
+        ("view.default", "view"),
+        (f"weird{HOSTILE}", "other"),
+    ):
         nodes.append(_last(nodes, op, kind))
         values.append(_value(f"v{len(nodes)}", len(nodes)))
     candidates = [_candidate(f"C{number}", group) for number, group in enumerate(groups, 1)]
@@ -227,15 +239,17 @@ def rich_report() -> Report:
         estimates=estimates,
         findings=_findings(candidates, gelu, library, hostile),
         why_not=(
-            Blocker(code="not-elementwise", nodes=("n36", "n37"), message="addmm is a matrix product"),
-            Blocker(code="not-elementwise", nodes=("n36", "n37"), message="addmm is a matrix product"),
+            Blocker(code="not-elementwise", nodes=("n36", "n37"), message="addmm: matrix product"),
+            Blocker(code="not-elementwise", nodes=("n36", "n37"), message="addmm: matrix product"),
             Blocker(code="escapes", nodes=("n3", "n99"), message=f"used elsewhere {HOSTILE}"),
         ),
         ratios=(
             FusionRatio(name="as it is", fused_ops=0, ops=39),
             FusionRatio(name="plan", fused_ops=37, ops=39),
         ),
-        bounds=tuple((node.id, "memory-bound") for node in nodes[:37]) + (("n37", "compute-bound"),),
+        bounds=tuple((node.id, "memory-bound") for node in nodes[:37]) + (
+            ("n37", "compute-bound"),
+        ),
         bytes_before=900_000_000,
         bytes_after=310_000_000,
         kernels=(("F1", kernel()), ("F3", kernel())),
@@ -288,7 +302,9 @@ def _findings(
     verdicts = (
         Verdict(question="Long enough?", holds=True, reason="1.6 million elements per op."),
         Verdict(question="Several ops?", holds=True, reason="8 ops share one iteration space."),
-        Verdict(question="Memory-bound?", holds=False, reason="1.0 flop per byte; the ridge is at 7.9."),
+        Verdict(
+            question="Memory-bound?", holds=False, reason="1.0 flop per byte; the ridge is at 7.9."
+        ),
     )
     return (
         Finding(
@@ -314,7 +330,7 @@ def _refused_fix() -> Fix:
     return Fix(
         finding="F2", where="file", title="edit the file", safety="display-only",
         path="/site-packages/transformers/activations.py",
-        blockers=(Blocker(code="installed", nodes=(), message="installed packages are never edited"),),
+        blockers=(Blocker(code="installed", nodes=(), message="never edited"),),
     )  # fmt: skip
 
 
