@@ -1,0 +1,326 @@
+"""How far a fused result may be from eager's, per element, known before anything is measured.
+
+Every op has a budget in ULP against the true value (0: the kernel gives eager's
+very bits).  A value is carried through the chain as an interval that must hold
+the fused result.  An op maps the ends of its operands' intervals through itself
+in float64 (to first order the derivative times the width, and still right at
+kinks and where curvature matters), widens the image by its own budget, takes
+eager's own value in, and rounds to its dtype as the kernel does.  Where all
+operands are exact and the budget is 0 the value stays exact: equal bits.
+
+Where an interval straddles a jump (round, compare, a cast to integers) the two
+sides are both legitimate; such elements are *ambiguous*.  They are counted
+apart, and the chain is carried on once per side: a result must fit one of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fusion_advisor.ops import lookup
+from fusion_advisor.records import FusionCandidate, OpGraph, OpNode
+from fusion_advisor.validation import aten
+
+MAX_PERTURBED_OPERANDS = 3  # 8 corners; further operands move together with the first
+MAX_AMBIGUOUS_OPS = 3  # 8 ways through the chain; further jumps take the same side as the last
+
+_MANTISSA_BITS = {
+    torch.float16: (10, -14), torch.bfloat16: (7, -126), torch.float32: (23, -126),
+    torch.float64: (52, -1022),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where a value may lie: float64 ends of the value's shape, meaningful where ``loose``.
+
+    ``maybe_nan`` marks elements that may be NaN as well.
+    """
+
+    low: torch.Tensor
+    high: torch.Tensor
+    loose: torch.Tensor
+    maybe_nan: torch.Tensor
+
+
+@dataclass(frozen=True)
+class OutputBudget:
+    """What one output may be: eager's value, and the intervals of each way through the jumps.
+
+    ``ways`` is empty where every element must equal eager to the bit.
+    """
+
+    value: str
+    eager: torch.Tensor
+    ways: tuple[Interval, ...] = ()
+    ambiguous: torch.Tensor | None = None
+
+
+def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The spacing of ``dtype`` at ``value`` (float64 in and out)."""
+    bits, smallest = _MANTISSA_BITS[dtype]
+    finite = torch.nan_to_num(value.abs(), nan=0.0, posinf=torch.finfo(dtype).max)
+    _, exponent = torch.frexp(finite.clamp(max=torch.finfo(dtype).max))
+    return torch.ldexp(torch.ones_like(finite), (exponent - 1).clamp(min=smallest) - bits)
+
+
+def budget(
+    graph: OpGraph,
+    candidate: FusionCandidate,
+    inputs: Mapping[str, torch.Tensor],
+    *,
+    op_budget: Callable[[OpNode], float] | None = None,
+) -> tuple[OutputBudget, ...]:
+    """What each of the candidate's outputs may be for ``inputs`` (value id → tensor).
+
+    ``op_budget`` overrides the op table's budgets, in ULP.
+    """
+    nodes = aten.needed_nodes(graph, candidate)
+    chain = _Chain(nodes, inputs, op_budget or table_budget)
+    choices: Sequence[tuple[int, ...]] = [()]
+    first = chain.carry(())
+    jumps = min(len(first.jumps), MAX_AMBIGUOUS_OPS)
+    if jumps:
+        choices = list(itertools.product((0, 1), repeat=jumps))
+    ways = [first] + [chain.carry(choice) for choice in choices if choice]
+    result = []
+    for value in candidate.outputs:
+        intervals = [way.intervals[value] for way in ways]
+        known = tuple(interval for interval in intervals if interval is not None)
+        mask = first.ambiguous.get(value)
+        result.append(
+            OutputBudget(value=value, eager=chain.eager[value], ways=known, ambiguous=mask)
+        )
+    return tuple(result)
+
+
+def table_budget(node: OpNode) -> float:
+    """The op table's budget of a node, in ULP against the true value."""
+    info = lookup(node.op)
+    return 0.0 if info is None else float(info.budget_ulp)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way through the chain.  ``jumps`` are the nodes where an interval met a jump."""
+
+    intervals: dict[str, Interval | None]
+    ambiguous: dict[str, torch.Tensor]
+    jumps: tuple[str, ...]
+
+
+class _Chain:
+    """The candidate's nodes with eager's values, ready to carry intervals through."""
+
+    def __init__(
+        self,
+        nodes: Sequence[OpNode],
+        inputs: Mapping[str, torch.Tensor],
+        op_budget: Callable[[OpNode], float],
+    ) -> None:
+        self.nodes = nodes
+        self.eager = aten.run(nodes, inputs)
+        self._budgets = {node.id: op_budget(node) for node in nodes}
+
+    def carry(self, sides: tuple[int, ...]) -> _Way:
+        """Carry intervals; the n-th jump met takes ``sides[n]`` (0 low, 1 high side).
+
+        With no sides given a jump keeps both: the hull, which finds the jumps.
+        """
+        intervals: dict[str, Interval | None] = {}
+        ambiguous: dict[str, torch.Tensor] = {}
+        jumps: list[str] = []
+        for node in self.nodes:
+            side = sides[min(len(jumps), len(sides) - 1)] if sides else None
+            for value in node.outputs:
+                if value not in self.eager:
+                    continue
+                interval, jumped = self._image(node, value, intervals, side)
+                intervals[value] = interval
+                marks = [ambiguous[name] for name in node.inputs if name in ambiguous]
+                mask = _marked(node, marks, self.eager)
+                if jumped is not None:
+                    jumps.append(node.id)
+                    mask = jumped if mask is None else mask | jumped
+                if mask is not None:
+                    ambiguous[value] = mask
+        for value in self.eager:
+            intervals.setdefault(value, None)
+        return _Way(intervals, ambiguous, tuple(jumps))
+
+    def _image(
+        self,
+        node: OpNode,
+        value: str,
+        intervals: Mapping[str, Interval | None],
+        side: int | None,
+    ) -> tuple[Interval | None, torch.Tensor | None]:
+        """The interval of one result and, where it met a jump, the elements concerned."""
+        eager = self.eager[value]
+        own = self._budgets[node.id] if eager.dtype.is_floating_point else 0.0
+        moving = [name for name in dict.fromkeys(node.inputs) if intervals.get(name) is not None]
+        if not moving and own == 0.0:
+            return None, None
+        corners = self._corners(node, value, intervals, moving)
+        low, high, maybe_nan = _hull(corners)
+        for name in moving:
+            source = intervals[name]
+            if source is not None and bool(source.maybe_nan.any()):
+                maybe_nan = maybe_nan | _spread(node, name, source.maybe_nan, self.eager, value)
+        loose = torch.ones_like(eager, dtype=torch.bool)
+        if own == 0.0:
+            loose = self._reached(node, value, intervals, moving)
+        jumped = None
+        if _jumps(node, eager):
+            # Not wider than rounding: the sides of a jump are far apart.
+            apart = high - low > 16 * ulp(torch.maximum(low.abs(), high.abs()), torch.float32)
+            jumped = (apart | (torch.isnan(low) != torch.isnan(high))) & loose
+            jumped = jumped if bool(jumped.any()) else None
+            if jumped is not None and side is not None:
+                width = torch.where(jumped, 64 * ulp(high.abs(), torch.float32), high - low)
+                if not eager.dtype.is_floating_point:
+                    width = torch.where(jumped, torch.zeros_like(width), high - low)
+                if side == 0:
+                    high = torch.where(jumped, low + width, high)
+                else:
+                    low = torch.where(jumped, high - width, low)
+        fixed = jumped if jumped is not None and side is not None else None
+        low, high = _widen(eager, low, high, own, corners[0], fixed)
+        return Interval(low=low, high=high, loose=loose, maybe_nan=maybe_nan & loose), jumped
+
+    def _corners(
+        self,
+        node: OpNode,
+        value: str,
+        intervals: Mapping[str, Interval | None],
+        moving: Sequence[str],
+    ) -> list[torch.Tensor]:
+        """The op in float64 at eager's operands, then at every corner of their intervals."""
+        wide = {name: _widened(self.eager[name]) for name in node.inputs}
+        images = [self._evaluate(node, value, wide)]
+        free = moving[:MAX_PERTURBED_OPERANDS]
+        for ends in itertools.product((0, 1), repeat=len(free)):
+            if not ends:
+                break
+            at = dict(wide)
+            for name in moving:
+                end = ends[free.index(name)] if name in free else ends[0]
+                at[name] = _end(self.eager[name], intervals[name], end)
+            images.append(self._evaluate(node, value, at))
+        return images
+
+    def _evaluate(
+        self, node: OpNode, value: str, values: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        with torch.no_grad():
+            result = aten.bind_outputs(node, aten.call(node, values, wide=True))[value]
+        return result.to(torch.float64)
+
+    def _reached(
+        self,
+        node: OpNode,
+        value: str,
+        intervals: Mapping[str, Interval | None],
+        moving: Sequence[str],
+    ) -> torch.Tensor:
+        """Which elements of the result depend on an inexact operand element."""
+        reached = torch.zeros_like(self.eager[value], dtype=torch.bool)
+        for name in moving:
+            source = intervals[name]
+            if source is not None:
+                reached |= _spread(node, name, source.loose, self.eager, value)
+        return reached
+
+
+def _jumps(node: OpNode, eager: torch.Tensor) -> bool:
+    info = lookup(node.op)
+    return (info is not None and info.discontinuous) or not eager.dtype.is_floating_point
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.float64) if tensor.dtype.is_floating_point else tensor
+
+
+def _end(eager: torch.Tensor, interval: Interval | None, end: int) -> torch.Tensor:
+    """One end of an operand's interval, in float64 (or its own dtype for integers)."""
+    if interval is None:
+        return _widened(eager)
+    bound = interval.high if end else interval.low
+    if not eager.dtype.is_floating_point:
+        return torch.where(interval.loose, bound.to(eager.dtype), eager)
+    return torch.where(interval.loose, bound, eager.to(torch.float64))
+
+
+def _hull(images: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    low, high = images[0], images[0]
+    some_nan = torch.isnan(images[0])
+    for image in images[1:]:
+        low, high = torch.fmin(low, image), torch.fmax(high, image)
+        some_nan = some_nan | torch.isnan(image)
+    return low, high, some_nan
+
+
+def _widen(
+    eager: torch.Tensor,
+    low: torch.Tensor,
+    high: torch.Tensor,
+    own: float,
+    true: torch.Tensor,
+    fixed: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add the op's own budget, take eager's value in, and round to the op's dtype.
+
+    ``fixed`` marks elements put on one side of a jump, where eager's value may
+    be the other side and is left out.
+    """
+    if not eager.dtype.is_floating_point:
+        return low, high
+    dtype = eager.dtype
+    # 16-bit ops compute in float32 and round once: their budget is one of float32.
+    computed = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    if own:
+        # float64 has no wider type to know the true value by: eager's own ULP is added.
+        spread = own + 1.0 if dtype == torch.float64 else own
+        low = low - spread * ulp(low, computed)
+        high = high + spread * ulp(high, computed)
+    low, high = low.to(dtype).to(torch.float64), high.to(dtype).to(torch.float64)
+    seen = eager.to(torch.float64)
+    rounded = true.to(dtype).to(torch.float64)
+    # An op of several rounded steps is off the rounded true value; its neighbours are as well.
+    off = torch.nan_to_num((seen - rounded).abs(), nan=0.0, posinf=0.0)
+    off = (
+        torch.where(off > 0, 2 * off + ulp(seen, dtype), off) if not own else torch.zeros_like(off)
+    )
+    low, high = low - off, high + off
+    with_eager_low, with_eager_high = torch.fmin(low, seen), torch.fmax(high, seen)
+    if fixed is None:
+        return with_eager_low, with_eager_high
+    return torch.where(fixed, low, with_eager_low), torch.where(fixed, high, with_eager_high)
+
+
+def _spread(
+    node: OpNode, name: str, mask: torch.Tensor, eager: Mapping[str, torch.Tensor], value: str
+) -> torch.Tensor:
+    """A mask over an operand, seen over the op's result."""
+    target = eager[value].shape
+    if node.kind == "view":
+        values = {other: torch.zeros_like(eager[other]) for other in node.inputs}
+        values[name] = mask.to(eager[name].dtype)
+        with torch.no_grad():
+            return aten.bind_outputs(node, aten.call(node, values))[value].to(torch.bool)
+    return mask.broadcast_to(target)
+
+
+def _marked(
+    node: OpNode, masks: Sequence[torch.Tensor], eager: Mapping[str, torch.Tensor]
+) -> torch.Tensor | None:
+    shape = eager[node.outputs[0]].shape
+    result: torch.Tensor | None = None
+    for mask in masks:
+        seen = mask.reshape(shape) if mask.numel() == shape.numel() else mask.broadcast_to(shape)
+        result = seen if result is None else result | seen
+    return result

@@ -1,0 +1,137 @@
+"""Compares a kernel's result with what it may be, in ULP of the result's dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fusion_advisor.validation.budgets import Interval, OutputBudget, ulp
+
+_INTEGER_BITS = {
+    torch.float16: (torch.int16, 15), torch.bfloat16: (torch.int16, 15),
+    torch.float32: (torch.int32, 31), torch.float64: (torch.int64, 63),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output of one case.  ``first`` describes the first mismatch.
+
+    ``ambiguous`` counts elements at a jump, which were checked against each side.
+    """
+
+    elements: int
+    mismatches: int
+    ambiguous: int
+    worst_ulp: float
+    budget_ulp: float
+    first: str = ""
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Elementwise: equal to the bit, any NaN being equal to any NaN."""
+    if not left.dtype.is_floating_point:
+        return left == right
+    integer, _ = _INTEGER_BITS[left.dtype]
+    equal = left.contiguous().view(integer) == right.contiguous().view(integer)
+    return equal | (torch.isnan(left) & torch.isnan(right))
+
+
+def ulp_distance(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """How many representable numbers apart, as float64; inf where only one is NaN.
+
+    The two zeros are 1 apart, so that every difference in bits is a distance.
+    """
+    if not left.dtype.is_floating_point:
+        return (left.to(torch.float64) - right.to(torch.float64)).abs()
+    one, two = _ordered(left), _ordered(right)
+    distance = (one.to(torch.float64) - two.to(torch.float64)).abs()
+    only_one = torch.isnan(left) != torch.isnan(right)
+    both = torch.isnan(left) & torch.isnan(right)
+    distance = torch.where(only_one, torch.full_like(distance, torch.inf), distance)
+    return torch.where(both, torch.zeros_like(distance), distance)
+
+
+def _ordered(tensor: torch.Tensor) -> torch.Tensor:
+    """Bit patterns as integers in the order of the numbers, -0 just below +0."""
+    integer, bits = _INTEGER_BITS[tensor.dtype]
+    pattern = tensor.contiguous().view(integer).to(torch.int64)
+    if bits == 63:
+        return torch.where(pattern < 0, ~pattern ^ torch.tensor(-1 << 63), pattern)
+    magnitude = pattern & ((1 << bits) - 1)
+    return torch.where(pattern < 0, -magnitude - 1, magnitude)
+
+
+def compare(actual: torch.Tensor, allowed: OutputBudget) -> Comparison:
+    """Hold ``actual`` against ``allowed``; shapes and dtypes are checked first."""
+    eager = allowed.eager
+    if actual.dtype != eager.dtype or actual.shape != eager.shape:
+        return Comparison(
+            elements=eager.numel(), mismatches=max(1, eager.numel()), ambiguous=0,
+            worst_ulp=float("inf"), budget_ulp=0.0,
+            first=f"is {_describe(actual)} where eager gives {_describe(eager)}",
+        )  # fmt: skip
+    equal = same_bits(actual, eager)
+    accepted, room = _accepted(actual, equal, allowed)
+    ambiguous = torch.zeros_like(equal) if allowed.ambiguous is None else allowed.ambiguous
+    bad = ~accepted
+    distance = ulp_distance(actual, eager)
+    counted = distance[~ambiguous] if bool(ambiguous.any()) else distance
+    return Comparison(
+        elements=eager.numel(),
+        mismatches=int(bad.sum()),
+        ambiguous=int((ambiguous & ~equal).sum()),
+        worst_ulp=float(counted.max()) if counted.numel() else 0.0,
+        budget_ulp=room,
+        first=_first(actual, allowed, bad) if bool(bad.any()) else "",
+    )
+
+
+def _accepted(
+    actual: torch.Tensor, equal: torch.Tensor, allowed: OutputBudget
+) -> tuple[torch.Tensor, float]:
+    """Which elements are allowed, and the widest room given (ULP, without jumps)."""
+    accepted = equal.clone()
+    room = 0.0
+    for number, way in enumerate(allowed.ways):
+        if number == 0 and allowed.ambiguous is not None:
+            # The first way holds both sides of every jump: too wide to accept by.
+            inside = _inside(actual, way) & ~allowed.ambiguous
+        else:
+            inside = _inside(actual, way)
+        accepted |= inside
+        if number == 0 and actual.dtype.is_floating_point:
+            room = _room(way, allowed)
+    return accepted, room
+
+
+def _inside(actual: torch.Tensor, way: Interval) -> torch.Tensor:
+    value = actual.to(torch.float64)
+    nan_allowed = way.maybe_nan | torch.isnan(way.low)
+    inside = ((value >= way.low) & (value <= way.high)) | (torch.isnan(value) & nan_allowed)
+    return inside & way.loose
+
+
+def _room(way: Interval, allowed: OutputBudget) -> float:
+    eager = allowed.eager.to(torch.float64)
+    width = torch.fmax(way.high - eager, eager - way.low) / ulp(eager, allowed.eager.dtype)
+    width = torch.where(way.loose & torch.isfinite(width), width, torch.zeros_like(width))
+    if allowed.ambiguous is not None:
+        width = torch.where(allowed.ambiguous, torch.zeros_like(width), width)
+    return float(width.max()) if width.numel() else 0.0
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _first(actual: torch.Tensor, allowed: OutputBudget, bad: torch.Tensor) -> str:
+    place = torch.nonzero(bad)[0].tolist()
+    index = tuple(place)
+    distance = float(ulp_distance(actual[index].reshape(1), allowed.eager[index].reshape(1)))
+    where = ", ".join(str(part) for part in place)
+    return (
+        f"element [{where}] is {actual[index].item()!r}, eager gives "
+        f"{allowed.eager[index].item()!r} ({distance:g} ULP apart)"
+    )

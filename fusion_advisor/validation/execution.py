@@ -1,0 +1,184 @@
+"""Runs kernels on guarded memory.  The functions here are called in a child process.
+
+``execute`` compiles one kernel (the CUDA kernel's own IR for this CPU, or the
+CPU kernel), launches it twice per case on differently poisoned outputs, and
+reports outputs and every trespass; judging is the parent's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fusion_advisor.errors import ValidationError
+from fusion_advisor.validation.arrays import ArraySpec, LaunchSpec, numpy_dtype
+from fusion_advisor.validation.guarded import POISONS, GuardedArray
+from fusion_advisor.validation.native_module import HostModule, NativeKernel
+
+THREADS_PER_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class ExecutionRequest:
+    """What to run: a translated CUDA kernel, or the text of a module with a CPU kernel."""
+
+    cases: tuple[tuple[str, LaunchSpec], ...]
+    host: HostModule | None = None
+    text: str = ""
+    entry: str = ""
+    text_hash: str = ""
+    cpu_name: str = ""
+
+
+@dataclass(frozen=True)
+class CaseOutcome:
+    """What one kernel did with one case.  ``trespasses`` are sentences; empty when clean."""
+
+    case: str
+    variant: str
+    outputs: tuple[np.ndarray, ...]
+    trespasses: tuple[str, ...] = field(default=())
+
+
+_Launch = Callable[[LaunchSpec, list[GuardedArray], list[GuardedArray], list[np.ndarray]], None]
+
+
+def execute(request: ExecutionRequest) -> list[CaseOutcome]:
+    """Run every case on every variant of the requested kernel, in case order."""
+    outcomes: list[CaseOutcome] = []
+    for variant, launch in _variants(request):
+        for name, spec in request.cases:
+            _announce(f"{variant}: {name}")
+            outcomes.append(_run_case(name, variant, launch, spec))
+    return outcomes
+
+
+def _announce(message: str) -> None:
+    """Tell the parent what is about to run, so that a crash can be placed."""
+    from fusion_advisor import worker_template
+
+    worker_template.report_progress(message)
+
+
+def _variants(request: ExecutionRequest) -> list[tuple[str, _Launch]]:
+    if request.host is not None:
+        kernel = NativeKernel(request.host)
+
+        def launch_exact(spec: LaunchSpec, *buffers: Any) -> None:
+            _launch_native(kernel, spec, *buffers, block=THREADS_PER_BLOCK, extra_blocks=0)
+
+        def launch_ragged(spec: LaunchSpec, *buffers: Any) -> None:
+            # Another block size and a block too many: only the bounds check saves the tail.
+            _launch_native(kernel, spec, *buffers, block=96, extra_blocks=1)
+
+        return [("CUDA IR", launch_exact), ("CUDA IR, ragged grid", launch_ragged)]
+    from fusion_advisor.runtime import load_kernel
+
+    namespace = load_kernel(request.text, request.entry, request.text_hash)
+    if request.cpu_name not in namespace:
+        raise ValidationError(f"the module holds no CPU kernel named {request.cpu_name!r}")
+    cpu = namespace[request.cpu_name]
+    return [
+        ("CPU serial", _cpu_launcher(cpu.serial)),
+        ("CPU parallel", _cpu_launcher(cpu.parallel)),
+    ]
+
+
+def _cpu_launcher(kernel: Callable[..., None]) -> _Launch:
+    def launch(
+        spec: LaunchSpec,
+        operands: list[GuardedArray],
+        outputs: list[GuardedArray],
+        views: list[np.ndarray],
+    ) -> None:
+        sizes = spec.sizes or (1,)
+        arrays = [output.array.reshape(sizes) for output in outputs]
+        kernel(*views, *arrays, *spec.scalars)
+
+    return launch
+
+
+def _launch_native(
+    kernel: NativeKernel,
+    spec: LaunchSpec,
+    operands: list[GuardedArray],
+    outputs: list[GuardedArray],
+    views: list[np.ndarray],
+    *,
+    block: int,
+    extra_blocks: int,
+) -> None:
+    strides = [stride for operand in spec.operands if operand.strided for stride in operand.strides]
+    arguments: list[Any] = [buffer.array for buffer in (*operands, *outputs)]
+    arguments += [*spec.sizes, *strides, *spec.scalars]
+    grid = (spec.elements + block - 1) // block + extra_blocks
+    if grid:  # an empty launch is not made on a GPU either
+        kernel.launch(grid, block, arguments)
+
+
+def _run_case(name: str, variant: str, launch: _Launch, spec: LaunchSpec) -> CaseOutcome:
+    trespasses: list[str] = []
+    results: list[list[np.ndarray]] = []
+    for poison in POISONS:
+        operands = [_guarded_copy(operand) for operand in spec.operands]
+        outputs = [
+            GuardedArray(spec.elements, numpy_dtype(dtype), poison) for _, dtype in spec.outputs
+        ]
+        views = [
+            buffer.strided(operand.sizes, operand.strides)
+            for buffer, operand in zip(operands, spec.operands, strict=True)
+        ]
+        launch(spec, operands, outputs, views)
+        trespasses += _changed_inputs(spec, operands)
+        trespasses += [
+            f"wrote before the start of output {label}"
+            for (label, _), buffer in zip(spec.outputs, outputs, strict=True)
+            if not buffer.front_intact()
+        ]
+        results.append([buffer.array.copy() for buffer in outputs])
+    for (label, _), first, second in zip(spec.outputs, *results, strict=True):
+        trespasses += _unwritten(label, first, second)
+    return CaseOutcome(
+        case=name,
+        variant=variant,
+        outputs=tuple(results[0]),
+        trespasses=tuple(dict.fromkeys(trespasses)),
+    )
+
+
+def _guarded_copy(operand: ArraySpec) -> GuardedArray:
+    buffer = GuardedArray(operand.data.size, operand.data.dtype)
+    buffer.array[:] = operand.data
+    return buffer
+
+
+def _changed_inputs(spec: LaunchSpec, operands: list[GuardedArray]) -> list[str]:
+    found = []
+    for operand, buffer in zip(spec.operands, operands, strict=True):
+        if buffer.array.tobytes() != operand.data.tobytes():
+            found.append(f"changed its input {operand.name}")
+        if not buffer.front_intact():
+            found.append(f"wrote before the start of input {operand.name}")
+    return found
+
+
+def _unwritten(label: str, first: np.ndarray, second: np.ndarray) -> list[str]:
+    """Elements that kept their poison in both runs, or came out differently in each."""
+    if not first.size:
+        return []
+    width = first.dtype.itemsize
+    one = first.view(np.uint8).reshape(-1, width)
+    two = second.view(np.uint8).reshape(-1, width)
+    kept = (one == POISONS[0]).all(axis=1) & (two == POISONS[1]).all(axis=1)
+    unstable = (one != two).any(axis=1) & ~kept
+    found = []
+    if kept.any():
+        count, where = int(kept.sum()), int(np.flatnonzero(kept)[0])
+        found.append(f"left {count} of {first.size} elements of {label} unwritten, from {where}")
+    if unstable.any():
+        count = int(unstable.sum())
+        found.append(f"{count} elements of {label} depend on what its memory held before")
+    return found

@@ -1,0 +1,98 @@
+"""Runs kernels on prepared cases in a child process, and judges what came back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusion_advisor import workers
+from fusion_advisor.errors import ValidationError
+from fusion_advisor.validation import arrays
+from fusion_advisor.validation.execution import CaseOutcome, ExecutionRequest
+from fusion_advisor.validation.native_module import HostModule
+from fusion_advisor.validation.session import Session, Tally
+
+TIMEOUT_S = 180.0
+LARGE_ELEMENTS = 1 << 20  # such cases run on one variant only
+
+
+def run_native(session: Session, host: HostModule) -> Tally:
+    """Execute the CUDA kernel's own IR on this CPU for every case.
+
+    Raises ``ValidationError`` on a crash, a trespass or a wrong value.
+    """
+    return _judged(session, _request(session, host=host))
+
+
+def run_cpu(session: Session) -> Tally:
+    """Execute both twins of the CPU kernel for every case; raises as ``run_native``."""
+    kernel = session.kernel
+    request = _request(
+        session,
+        text=kernel.text,
+        entry=kernel.entry,
+        text_hash=kernel.hash,
+        cpu_name=kernel.cpu_name,
+    )
+    return _judged(session, request)
+
+
+def _request(session: Session, **kernel: Any) -> ExecutionRequest:
+    program = session.kernel.program
+    specs = []
+    for prepared in session.prepared:
+        case = prepared.case
+        spec = arrays.launch_spec(program, session.candidate, case.tensors, case.scalars)
+        specs.append((case.name, spec))
+    return ExecutionRequest(cases=tuple(specs), **kernel)
+
+
+def _judged(session: Session, request: ExecutionRequest) -> Tally:
+    last: list[str] = []
+    try:
+        outcomes: list[CaseOutcome] = workers.run_isolated(
+            "fusion_advisor.validation.execution:execute",
+            request,
+            timeout_s=TIMEOUT_S,
+            on_progress=lambda message: last.append(str(message)),
+        )
+    except workers.WorkerTimeout as error:
+        raise ValidationError(f"did not end within {TIMEOUT_S:g} s {_at(last)}") from error
+    except workers.WorkerCrash as error:
+        if error.exit_code is not None and error.exit_code < 0:
+            raise ValidationError(
+                f"died by signal {-error.exit_code} {_at(last)}: it reached memory that is not "
+                "its own"
+            ) from error
+        raise ValidationError(f"raised {_at(last)}: {_last_line(error)}") from error
+    return tally(session, outcomes)
+
+
+def _at(messages: Sequence[str]) -> str:
+    return f"at {messages[-1]}" if messages else "before the first case"
+
+
+def _last_line(error: workers.WorkerCrash) -> str:
+    lines = [line for line in error.stderr_tail.strip().splitlines() if line.strip()]
+    return (lines[-1] if lines else str(error))[:400]
+
+
+def tally(session: Session, outcomes: Sequence[CaseOutcome]) -> Tally:
+    """Judge what the child reports.  Raises ``ValidationError`` at the first wrong case."""
+    result = Tally()
+    index = {prepared.case.name: place for place, prepared in enumerate(session.prepared)}
+    program = session.kernel.program
+    for outcome in outcomes:
+        label = f"{outcome.variant}, {outcome.case}"
+        if outcome.trespasses:
+            raise ValidationError(f"{label}: {'; '.join(outcome.trespasses)}")
+        place = index[outcome.case]
+        shape = session.prepared[place].shape
+        actual = [
+            arrays.output_tensor(program, output.dtype, shape, data)
+            for output, data in zip(program.outputs, outcome.outputs, strict=True)
+        ]
+        for comparison in session.judge(place, actual):
+            result.add(label, comparison)
+        result.cases += 1
+    return result

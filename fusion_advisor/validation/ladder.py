@@ -1,0 +1,392 @@
+"""The validation ladder: rung after rung, from the text to the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from fusion_advisor.errors import FusionAdvisorError, MissingDependencyError, ValidationError
+from fusion_advisor.records import (
+    Ceilings,
+    FusionCandidate,
+    KernelSource,
+    OpGraph,
+    Resources,
+    Rung,
+    Status,
+    Target,
+    TimingPair,
+    ValidationResult,
+)
+from fusion_advisor.validation import benchmark, cuda_compiler, in_process, isolated, resources
+from fusion_advisor.validation.budgets import table_budget, ulp
+from fusion_advisor.validation.inputs import captured_case
+from fusion_advisor.validation.native_module import UnsupportedKernelError, translate
+from fusion_advisor.validation.program_check import check_kernel
+from fusion_advisor.validation.session import PreparedCase, Reference, Session, Tally
+
+Progress = Callable[[str], None]
+
+
+class NotRun(Exception):  # noqa: N818 - not an error: a rung that has nothing to stand on
+    """Why a rung was not run."""
+
+
+@dataclass
+class _Ladder:
+    """Rungs so far; after a failed one the later ones are not run."""
+
+    progress: Progress | None
+    rungs: list[Rung] = field(default_factory=list)
+    failed: str = ""
+
+    def step(self, name: str, run: Callable[[], str]) -> None:
+        """Run one rung.  ``run`` returns what it saw, or raises what was wrong."""
+        if self.failed:
+            self._add(name, "not run", f"{self.failed} failed", 0.0)
+            return
+        if self.progress is not None:
+            self.progress(name)
+        started = time.perf_counter()
+        status: Status
+        try:
+            detail = run()
+            status = "passed"
+        except NotRun as reason:
+            status, detail = "not run", str(reason)
+        except (MissingDependencyError, UnsupportedKernelError) as reason:
+            status, detail = "not run", str(reason)
+        except FusionAdvisorError as error:
+            status, detail = "failed", str(error)
+        except Exception as error:
+            # Whatever goes wrong while a kernel is judged, it has not passed.
+            status, detail = "failed", f"{type(error).__name__}: {str(error)[:400]}"
+        if status == "failed":
+            self.failed = name
+        self._add(name, status, detail, time.perf_counter() - started)
+
+    def _add(self, name: str, status: Status, detail: str, seconds: float) -> None:
+        self.rungs.append(Rung(name=name, status=status, detail=detail, seconds=seconds))
+
+
+@dataclass
+class _Findings:
+    """What the rungs measured, for the result."""
+
+    tallies: list[Tally] = field(default_factory=list)
+    resources: list[Resources] = field(default_factory=list)
+    timings: list[TimingPair] = field(default_factory=list)
+    compiled: list[cuda_compiler.CompiledKernel] = field(default_factory=list)
+
+
+def validate(
+    kernel: KernelSource,
+    graph: OpGraph,
+    candidate: FusionCandidate,
+    *,
+    reference: Reference,
+    reference64: Reference,
+    captured: Mapping[str, torch.Tensor] | None,
+    ceilings: Ceilings | None,
+    targets: Sequence[Target] = ("cpu", "cuda"),
+    measure: bool = True,
+    predicted_us: float = 0.0,
+    progress: Progress | None = None,
+) -> ValidationResult:
+    """Find out whether ``kernel`` computes what ``candidate`` does, and how fast.
+
+    ``reference`` and ``reference64`` run the recorded ops on tensors in
+    ``candidate.inputs`` order, as recorded and in float64.  ``captured`` holds the
+    real inputs by value id, where they were kept.  ``progress`` is told each
+    rung's name as it starts.
+
+    Every rung is passed, failed, or not run with the reason; after a failed rung
+    the later ones are not run.  Nothing outside the result is changed, also when
+    interrupted.
+    """
+    session = Session(kernel, graph, candidate, reference, reference64, captured)
+    ladder, findings = _Ladder(progress), _Findings()
+    ladder.step("program", lambda: check_kernel(kernel, candidate))
+    ladder.step("inputs", lambda: _prepare(session))
+    _cuda_rungs(ladder, session, findings, wanted="cuda" in targets)
+    ladder.step("eager text", lambda: in_process.check_eager_text(session))
+    ladder.step("CPU kernel", lambda: _cpu_kernel(session, findings, wanted="cpu" in targets))
+    ladder.step("float64 reference", lambda: _against_float64(session))
+    runnable = "cpu" in targets and bool(kernel.cpu_name)
+    ladder.step("fused call", lambda: _calls(session, findings, runnable))
+    ladder.step("gradients", lambda: _gradients(session, runnable))
+    ladder.step("guards", lambda: _guards(session, runnable))
+    ladder.step(
+        "timing", lambda: _timing(session, findings, ceilings, predicted_us, measure and runnable)
+    )
+    ladder.step("after timing", lambda: _after_timing(session, measure and runnable))
+    return _result(kernel, ladder, findings)
+
+
+def _result(kernel: KernelSource, ladder: _Ladder, findings: _Findings) -> ValidationResult:
+    executed = {"CUDA kernel, run natively", "CPU kernel", "CUDA device"}
+    passed = any(rung.status == "passed" and rung.name in executed for rung in ladder.rungs)
+    status: Status = "failed" if ladder.failed else "passed" if passed else "not run"
+    tallies = findings.tallies
+    return ValidationResult(
+        kernel_hash=kernel.hash,
+        status=status,
+        rungs=tuple(ladder.rungs),
+        cases=sum(tally.cases for tally in tallies),
+        mismatches=sum(tally.mismatches for tally in tallies),
+        discontinuous=sum(tally.ambiguous for tally in tallies),
+        worst_ulp=max((tally.worst_ulp for tally in tallies), default=0.0),
+        budget_ulp=max((tally.budget_ulp for tally in tallies), default=0.0),
+        resources=tuple(findings.resources),
+        timings=tuple(findings.timings),
+    )
+
+
+def _prepare(session: Session) -> str:
+    session.prepare()
+    for index, prepared in enumerate(session.prepared):
+        if prepared.elements <= 1 << 16:
+            session.budgets(index)
+    detail = f"{len(session.prepared)} cases"
+    if not any(prepared.case.captured for prepared in session.prepared):
+        detail += ", synthetic only: the captured inputs were not kept"
+    if session.skipped:
+        detail += f"; eager refuses {', '.join(session.skipped)}"
+    return detail
+
+
+# --- CUDA -----------------------------------------------------------------------------
+
+
+def _cuda_rungs(ladder: _Ladder, session: Session, findings: _Findings, *, wanted: bool) -> None:
+    asked = wanted and bool(session.kernel.cuda_name)
+
+    def guard() -> None:
+        if not asked:
+            raise NotRun("the CUDA target was not asked for")
+        missing = cuda_compiler.toolchain_missing()
+        if missing:
+            raise NotRun(missing)
+
+    for architecture in cuda_compiler.ARCHITECTURES:
+        name = f"compile for sm_{architecture[0]}{architecture[1]}"
+
+        def compile_one(architecture: tuple[int, int] = architecture) -> str:
+            guard()
+            return _compile(session, findings, architecture)
+
+        ladder.step(name, compile_one)
+
+    def contraction() -> str:
+        guard()
+        return _contraction(findings)
+
+    def native() -> str:
+        guard()
+        return _native(session, findings)
+
+    ladder.step("no stray FMA", contraction)
+    ladder.step("CUDA kernel, run natively", native)
+    ladder.step("CUDA device", lambda: _device(session, findings, asked))
+
+
+def _compile(session: Session, findings: _Findings, architecture: tuple[int, int]) -> str:
+    compiled = cuda_compiler.compile_cuda(session.kernel, architecture)
+    report = resources.link_report(compiled)
+    findings.compiled.append(compiled)
+    findings.resources.append(report)
+    if report.spill_bytes:
+        raise ValidationError(
+            f"spills {report.spill_bytes} bytes with {report.registers} registers: split the group"
+        )
+    return f"{report.registers} registers, no spills, {report.cubin_bytes} bytes of machine code"
+
+
+def _contraction(findings: _Findings) -> str:
+    details = []
+    for compiled in findings.compiled:
+        newest = compiled is findings.compiled[-1]
+        seen = resources.contractions(compiled, machine_code=newest)
+        if seen.stray:
+            raise ValidationError(
+                f"{compiled.architecture_name}: a product is added without its own rounding "
+                f"({len(seen.stray)} times, first {seen.stray[0]!r}): write fmul_rn"
+            )
+        details.append(f"{compiled.architecture_name}: {seen}")
+    return "; ".join(details)
+
+
+def _native(session: Session, findings: _Findings) -> str:
+    compiled = findings.compiled[-1]
+    host = translate(compiled.modules, compiled.name, compiled.architecture)
+    return _judged(isolated.run_native(session, host), findings)
+
+
+def _device(session: Session, findings: _Findings, asked: bool) -> str:
+    if not asked:
+        raise NotRun("the CUDA target was not asked for")
+    if not torch.cuda.is_available():
+        raise NotRun("no GPU here: equality with eager on CUDA is not claimed")
+    fused, _ = in_process.load(session)
+    tally = Tally()
+    for prepared in session.prepared:
+        tensors = [tensor.cuda() for tensor in prepared.case.tensors]
+        expected = session.run_reference(tensors)
+        with torch.no_grad():
+            actual = in_process.results(fused(*tensors, *prepared.case.scalars))
+        on_device = Session(
+            session.kernel, session.graph, session.candidate,
+            session.reference, session.reference64, None,
+        )  # fmt: skip
+        case = type(prepared.case)(name=prepared.case.name, tensors=tuple(tensors))
+        on_device.prepared.append(PreparedCase(case, prepared.shape, expected))
+        for comparison in on_device.judge(0, actual):
+            tally.add(f"CUDA device, {case.name}", comparison)
+        tally.cases += 1
+    return _judged(tally, findings)
+
+
+# --- running --------------------------------------------------------------------------
+
+
+def _judged(tally: Tally, findings: _Findings) -> str:
+    findings.tallies.append(tally)
+    if tally.mismatches:
+        raise ValidationError(f"{tally.mismatches} wrong elements; {tally.first}")
+    detail = (
+        f"{tally.cases} runs, 0 mismatches, worst {tally.worst_ulp:g} ULP "
+        f"of {tally.budget_ulp:.3g} allowed"
+    )
+    if tally.ambiguous:
+        detail += f"; {tally.ambiguous} elements at a jump, each on one of its sides"
+    return detail
+
+
+def _cpu_kernel(session: Session, findings: _Findings, *, wanted: bool) -> str:
+    if not wanted or not session.kernel.cpu_name:
+        raise NotRun("the CPU target was not asked for")
+    return _judged(isolated.run_cpu(session), findings)
+
+
+def _calls(session: Session, findings: _Findings, runnable: bool) -> str:
+    if not runnable:
+        raise NotRun("the CPU target was not asked for")
+    return _judged(in_process.check_calls(session), findings)
+
+
+def _gradients(session: Session, runnable: bool) -> str:
+    if not runnable:
+        raise NotRun("the CPU target was not asked for")
+    try:
+        return in_process.check_gradients(session)
+    except LookupError as reason:
+        raise NotRun(str(reason)) from None
+
+
+def _guards(session: Session, runnable: bool) -> str:
+    if not runnable:
+        raise NotRun("the CPU target was not asked for")
+    return in_process.check_guards(session)
+
+
+def _against_float64(session: Session) -> str:
+    """Eager and kernel agree within budgets; is eager itself anywhere near the truth?"""
+    worst = 0.0
+    compared = 0
+    for prepared in session.prepared:
+        if not 0 < prepared.elements <= 1 << 16 or "special" in prepared.case.name:
+            continue
+        wide = [
+            tensor.double() if tensor.dtype.is_floating_point else tensor
+            for tensor in prepared.case.tensors
+        ]
+        with torch.no_grad():
+            truth = in_process.results(session.reference64(*wide))
+        for one, two in zip(prepared.expected, truth, strict=True):
+            if not one.dtype.is_floating_point or one.dtype == torch.float64:
+                continue
+            exact = two.to(torch.float64)
+            error = (one.to(torch.float64) - exact).abs() / ulp(exact, one.dtype)
+            error = error[torch.isfinite(error) & torch.isfinite(one)]
+            if error.numel():
+                worst = max(worst, float(error.quantile(0.5)))
+                compared += 1
+    allowance = 8.0 + 4 * sum(table_budget(node) for node in session.graph.nodes
+                              if node.id in session.candidate.nodes)  # fmt: skip
+    if not compared:
+        raise NotRun("no float16, bfloat16 or float32 output to hold against float64")
+    if worst > allowance:
+        raise ValidationError(
+            f"half of the elements are more than {worst:.3g} ULP from the float64 result; "
+            f"this chain's ops explain {allowance:.3g}"
+        )
+    return f"median distance from float64 at most {worst:.3g} ULP"
+
+
+# --- timing ---------------------------------------------------------------------------
+
+
+def _timing_case(session: Session) -> tuple[PreparedCase, str]:
+    for prepared in session.prepared:
+        if prepared.case.captured:
+            return prepared, "captured"
+    largest = max(session.prepared, key=lambda prepared: prepared.elements)
+    return largest, "synthetic"
+
+
+def _timing(
+    session: Session,
+    findings: _Findings,
+    ceilings: Ceilings | None,
+    predicted_us: float,
+    wanted: bool,
+) -> str:
+    if not wanted:
+        raise NotRun("timing was not asked for")
+    fused, eager = in_process.load(session)
+    prepared, origin = _timing_case(session)
+    arguments = (*prepared.case.tensors, *prepared.case.scalars)
+    with torch.no_grad():
+        first, second = benchmark.interleaved(lambda: eager(*arguments), lambda: fused(*arguments))
+    moved = benchmark.bytes_of([*prepared.case.tensors, *prepared.expected])
+    findings.timings.append(
+        TimingPair(
+            target="cpu",
+            eager_us=first.median_us,
+            eager_spread_us=first.spread_us,
+            fused_us=second.median_us,
+            fused_spread_us=second.spread_us,
+            predicted_us=predicted_us,
+            bytes=moved,
+            inputs=origin,
+        )
+    )
+    if ceilings is not None and ceilings.device == "cpu":
+        reason = benchmark.impossible(second.median_us, moved, ceilings)
+        if reason:
+            raise ValidationError(reason)
+    return (
+        f"{origin} inputs: eager {first.median_us:.4g} us (IQR {first.spread_us:.3g}), fused "
+        f"{second.median_us:.4g} us (IQR {second.spread_us:.3g}), "
+        f"{first.median_us / second.median_us:.2f} x"
+    )
+
+
+def _after_timing(session: Session, wanted: bool) -> str:
+    """The kernel must still be right after many calls."""
+    if not wanted:
+        raise NotRun("timing was not asked for")
+    tally = in_process.check_calls(session)
+    if tally.mismatches:
+        raise ValidationError(f"{tally.mismatches} wrong elements; {tally.first}")
+    case = captured_case(session.kernel.program, session.candidate, session.captured)
+    if case is not None:
+        before = next(one.case for one in session.prepared if one.case.captured)
+        for one, two in zip(case.tensors, before.tensors, strict=True):
+            if not torch.equal(one.contiguous().view(-1).view(torch.uint8),
+                               two.contiguous().view(-1).view(torch.uint8)):  # fmt: skip
+                raise ValidationError("the captured inputs were changed")
+    return f"{tally.cases} cases still right"

@@ -1,0 +1,194 @@
+"""One kernel under validation: its cases, what eager gives for them, and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from fusion_advisor.errors import FusionAdvisorError, ValidationError
+from fusion_advisor.records import FusionCandidate, KernelSource, OpGraph
+from fusion_advisor.validation import arrays
+from fusion_advisor.validation.budgets import OutputBudget, budget
+from fusion_advisor.validation.compare import Comparison, compare, same_bits, ulp_distance
+from fusion_advisor.validation.inputs import Case, build_cases, without_zeros
+
+Reference = Callable[..., tuple[torch.Tensor, ...]]
+# Above this many elements budgets are worked out only where eager and kernel differ.
+WHOLE_BUDGET_ELEMENTS = 1 << 16
+GATHERED_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class PreparedCase:
+    """A case that eager accepts, with eager's results."""
+
+    case: Case
+    shape: tuple[int, ...]
+    expected: tuple[torch.Tensor, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements of the iteration space."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass
+class Tally:
+    """What comparing found, summed over cases."""
+
+    cases: int = 0
+    mismatches: int = 0
+    ambiguous: int = 0
+    worst_ulp: float = 0.0
+    budget_ulp: float = 0.0
+    first: str = ""
+
+    def add(self, label: str, comparison: Comparison) -> None:
+        """Count one compared output."""
+        self.mismatches += comparison.mismatches
+        self.ambiguous += comparison.ambiguous
+        self.worst_ulp = max(self.worst_ulp, comparison.worst_ulp)
+        self.budget_ulp = max(self.budget_ulp, comparison.budget_ulp)
+        if comparison.first and not self.first:
+            self.first = f"{label}: {comparison.first}"
+
+
+@dataclass
+class Session:
+    """The kernel, its references and its prepared cases.  ``skipped`` names refused cases."""
+
+    kernel: KernelSource
+    graph: OpGraph
+    candidate: FusionCandidate
+    reference: Reference
+    reference64: Reference
+    captured: Mapping[str, torch.Tensor] | None
+    prepared: list[PreparedCase] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    _budgets: dict[int, tuple[OutputBudget, ...]] = field(default_factory=dict)
+
+    def prepare(self) -> None:
+        """Build all cases and run eager on them; eager's refusals are left out.
+
+        Raises ``ValidationError`` when eager refuses every case, or when it gives
+        something else than the recorded ops do.
+        """
+        program = self.kernel.program
+        for case in build_cases(program, self.graph, self.candidate, self.captured):
+            for attempt in (case, without_zeros(case)):
+                try:
+                    expected = self.run_reference(attempt.tensors)
+                except FusionAdvisorError:
+                    raise
+                except Exception as error:  # whatever eager raises, it raises for a person too
+                    reason = f"{case.name} ({type(error).__name__})"
+                    continue
+                shape = arrays.iteration_shape(self.candidate, attempt.tensors)
+                self.prepared.append(PreparedCase(attempt, shape, expected))
+                break
+            else:
+                self.skipped.append(reason)
+        if not self.prepared:
+            raise ValidationError(f"eager refuses every input tried: {', '.join(self.skipped)}")
+
+    def run_reference(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Eager's results, without gradients."""
+        with torch.no_grad():
+            result = self.reference(*tensors)
+        return result if isinstance(result, tuple) else (result,)
+
+    def named(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Operands by value id."""
+        names = [operand.value for operand in self.candidate.inputs]
+        return dict(zip(names, tensors, strict=True))
+
+    def budgets(self, index: int) -> tuple[OutputBudget, ...]:
+        """What each output of a prepared case may be; fixed by the inputs alone."""
+        if index not in self._budgets:
+            prepared = self.prepared[index]
+            allowed = budget(self.graph, self.candidate, self.named(prepared.case.tensors))
+            for one, expected in zip(allowed, prepared.expected, strict=True):
+                if one.eager.dtype != expected.dtype or one.eager.shape != expected.shape:
+                    raise ValidationError(
+                        f"{prepared.case.name}: the recorded ops give {one.eager.dtype}"
+                        f"{list(one.eager.shape)}, the reference {expected.dtype}"
+                        f"{list(expected.shape)}"
+                    )
+                if not bool(same_bits(one.eager, expected).all()):
+                    raise ValidationError(
+                        f"{prepared.case.name}: the recorded ops and the reference differ"
+                    )
+            self._budgets[index] = allowed
+        return self._budgets[index]
+
+    def judge(self, index: int, actual: Sequence[torch.Tensor]) -> list[Comparison]:
+        """Compare a kernel's outputs for a prepared case with what they may be."""
+        prepared = self.prepared[index]
+        if len(actual) != len(prepared.expected):
+            raise ValidationError(
+                f"gives {len(actual)} outputs where eager gives {len(prepared.expected)}"
+            )
+        if prepared.elements <= WHOLE_BUDGET_ELEMENTS:
+            allowed = self.budgets(index)
+            return [compare(one, limit) for one, limit in zip(actual, allowed, strict=True)]
+        return [self._judge_large(prepared, number, one) for number, one in enumerate(actual)]
+
+    def _judge_large(self, prepared: PreparedCase, number: int, actual: torch.Tensor) -> Comparison:
+        """Budgets only where the bits differ, on operands gathered from there."""
+        exact = OutputBudget(value=self.candidate.outputs[number], eager=prepared.expected[number])
+        bitwise = compare(actual, exact)
+        if not bitwise.mismatches or actual.shape != exact.eager.shape:
+            return bitwise
+        if actual.dtype != exact.eager.dtype:
+            return bitwise
+        places = self._worst_places(actual, exact.eager)
+        operands = {
+            operand.value: _gathered(operand.dims, tensor, prepared.shape, places)
+            for operand, tensor in zip(self.candidate.inputs, prepared.case.tensors, strict=True)
+        }
+        allowed = budget(self.graph, self.candidate, operands)[number]
+        picked = actual.expand(prepared.shape).reshape(-1)[places]
+        found = compare(picked, allowed)
+        return Comparison(
+            elements=bitwise.elements,
+            mismatches=found.mismatches,
+            ambiguous=found.ambiguous,
+            worst_ulp=bitwise.worst_ulp if not found.ambiguous else found.worst_ulp,
+            budget_ulp=found.budget_ulp,
+            first=found.first,
+        )
+
+    @staticmethod
+    def _worst_places(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+        """Flat places that differ: the worst, and an even sample of the others."""
+        distance = ulp_distance(actual, expected).reshape(-1)
+        places = torch.nonzero(distance > 0).reshape(-1)
+        if places.numel() <= GATHERED_ELEMENTS:
+            return places
+        worst = torch.topk(distance, GATHERED_ELEMENTS // 2).indices
+        step = max(1, places.numel() // (GATHERED_ELEMENTS // 2))
+        chosen: torch.Tensor = torch.unique(torch.cat([worst, places[::step]]))
+        return chosen
+
+
+def _gathered(
+    dims: tuple[int | None, ...],
+    tensor: torch.Tensor,
+    shape: tuple[int, ...],
+    places: torch.Tensor,
+) -> torch.Tensor:
+    """An operand's elements at flat places of the iteration space.
+
+    0-dim tensors stay as they are: their rank decides the result's dtype.
+    """
+    if tensor.dim() == 0:
+        return tensor
+    strides = [0 if own is None or tensor.shape[own] == 1 else tensor.stride(own) for own in dims]
+    expanded = tensor.detach().as_strided(shape, strides)
+    coordinates = torch.unravel_index(places, shape)
+    return expanded[coordinates]
