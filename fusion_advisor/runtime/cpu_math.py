@@ -356,9 +356,9 @@ for _stub in (erf, sin, cos, tan):
     _implement(_stub, 1, getattr(float32_math, _stub.__name__), getattr(math, _stub.__name__))
 for _stub in (erfc, asin, acos, atan, asinh, acosh, atanh):
     _implement(_stub, 1, getattr(math, _stub.__name__), getattr(math, _stub.__name__))
-for _stub in (atan2, fmod):
-    _implement(_stub, 2, getattr(math, _stub.__name__), getattr(math, _stub.__name__))
 for _stub, _arity, _single, _double in (
+    (atan2, 2, math.atan2, math.atan2),
+    (fmod, 2, intrinsics.float_remainder, intrinsics.float_remainder),
     (pow, 2, float32_math.pow, math.pow),
     (hypot, 2, float32_math.hypot, math.hypot),
     (sqrt, 1, intrinsics.square_root, intrinsics.square_root),

@@ -78,6 +78,18 @@ with_sign_of = _operation("copysign", 2)
 
 
 @intrinsic
+def float_remainder(typingctx: Any, x: Any, y: Any) -> Any:
+    """C's fmod: the exact remainder with the sign of ``x``."""
+    if not _is_float(x) or x != y:
+        return None
+
+    def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.frem(args[0], args[1])
+
+    return x(x, y), lower
+
+
+@intrinsic
 def select(typingctx: Any, condition: Any, when_true: Any, when_false: Any) -> Any:
     """``when_true if condition else when_false``, both evaluated, without a branch."""
     if condition != types.boolean or when_true != when_false:
