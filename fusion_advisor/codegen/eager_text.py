@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fusion_advisor import ops
 from fusion_advisor.codegen.naming import Namer
 from fusion_advisor.errors import UnsupportedOpError
@@ -10,6 +12,7 @@ from fusion_advisor.records import (
     FusedProgram,
     OpGraph,
     OpNode,
+    ProgramInput,
     Symbol,
     TensorSpec,
     ValueRef,
@@ -63,6 +66,22 @@ _TORCH_OVERLOADS = {
 }
 
 
+def fills_unread(node: OpNode) -> bool:
+    """Whether an op overwrites its first argument by a number without reading it."""
+    return ops.functional_name(node.op) in ("aten.fill.Scalar", "aten.zero.default")
+
+
+def stand_in(
+    spec: TensorSpec, inputs: tuple[ProgramInput, ...], specs: Mapping[str, TensorSpec]
+) -> str | None:
+    """An operand with a tensor's shape and strides, or None."""
+    for operand in inputs:
+        other = specs.get(str(operand.value)) if operand.kind == "tensor" else None
+        if other is not None and (other.shape, other.strides) == (spec.shape, spec.strides):
+            return operand.name
+    return None
+
+
 class _Writer:
     """Names of values while the chain is written."""
 
@@ -96,8 +115,20 @@ class _Writer:
             return f"[{', '.join(inner)}]"
         return _literal(argument)
 
+    def _filled(self, node: OpNode) -> str:
+        """A constant tensor like the one whose elements ``fill`` overwrites unread."""
+        spec = self.specs[node.outputs[0]]
+        twin = stand_in(spec, self.program.inputs, self.specs)
+        if twin is None:
+            raise UnsupportedOpError(f"{node.op} fills a tensor that is like no other operand")
+        value = self.argument(node, node.args[1], 1) if len(node.args) > 1 else "0"
+        return f"torch.full_like({twin}, {value}, dtype=torch.{ops_identifier(spec.dtype)})"
+
     def call(self, node: OpNode) -> str:
         """The expression that repeats one op."""
+        first = node.args[0] if node.args else None
+        if fills_unread(node) and isinstance(first, ValueRef) and first.value not in self.names:
+            return self._filled(node)
         position = 0
         args = []
         for argument in node.args:

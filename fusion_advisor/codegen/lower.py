@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fusion_advisor import ops
+from fusion_advisor.codegen.eager_text import fills_unread, stand_in
 from fusion_advisor.codegen.layout import SpaceLayout, plan_space
 from fusion_advisor.codegen.naming import Namer, identifier, name_operands
 from fusion_advisor.codegen.program import check_program, live_statements
@@ -180,8 +181,7 @@ def lower(
             ProgramOutput(name=wanted, result=result, dtype=state.specs[value].dtype, value=value)
         )
     live = live_statements(statements, (output.result for output in outputs))
-    inputs = (*state.inputs, *state.scalars.values())
-    _require_all_read(inputs, live, outputs)
+    inputs = _inputs_read(state, live, outputs)
     renamed, results = _readable(live, outputs, state)
     program = FusedProgram(
         name=entry,
@@ -197,19 +197,28 @@ def lower(
     return program
 
 
-def _require_all_read(
-    inputs: tuple[ProgramInput, ...],
-    statements: tuple[Statement, ...],
-    outputs: list[ProgramOutput],
-) -> None:
+def _inputs_read(
+    state: _Lowering, statements: tuple[Statement, ...], outputs: list[ProgramOutput]
+) -> tuple[ProgramInput, ...]:
+    """The inputs whose elements matter; a tensor that is only filled anew is left out."""
     read = {arg for statement in statements for arg in statement.args if isinstance(arg, str)}
     read.update(output.result for output in outputs)
+    inputs = (*state.inputs, *state.scalars.values())
+    kept = tuple(operand for operand in inputs if operand.name in read)
     for operand in inputs:
-        if operand.name not in read:
+        if operand.name in read:
+            continue
+        readers = [node for node in state.nodes if operand.value in node.inputs]
+        filled = operand.kind == "tensor" and all(
+            fills_unread(node) and stand_in(state.specs[node.outputs[0]], kept, state.specs)
+            for node in readers
+        )
+        if not filled:
             raise UnsupportedOpError(
                 f"operand {operand.value!r} gives only its shape or dtype, not its elements; "
                 "leave that op out of the group"
             )
+    return kept
 
 
 def _without_half_rounding(statements: list[Statement]) -> list[Statement]:

@@ -10,10 +10,23 @@ import re
 from fusion_advisor.records import FusedProgram, FusionCandidate, OpGraph, OpNode, ValueRef
 
 _TEXT_NAMES = """
-    FusedFunction Operand Output boolean columns cpu_kernel cpu_math cuda cuda_math float32 float64
-    i int16 int32 int64 int8 j k libdevice math n out prange row rows size torch uint16 uint32 uint8
+    FusedFunction Operand Output cpu_kernel cpu_math cuda cuda_math float32 float64 int16 int32
+    int64 int8 libdevice math out prange torch uint32 uint8
 """
 _RESERVED = frozenset([*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *_TEXT_NAMES.split()])
+# Words that Python has taken, and what stands for them.
+_SYNONYMS = {
+    "abs": "magnitude",
+    "all": "every",
+    "hash": "digest",
+    "input": "x",
+    "max": "largest",
+    "min": "smallest",
+    "pow": "power",
+    "round": "rounded",
+    "sum": "total",
+    "type": "kind",
+}
 _FALLBACKS = ("x", "y", "z", "w", "a", "b", "c", "d", "p", "q", "r", "s", "u", "v")
 _LONGEST = 32
 
@@ -42,6 +55,7 @@ class Namer:
     def take(self, wanted: str) -> str:
         """``wanted`` itself, or with the smallest free number appended."""
         base = identifier(wanted)
+        base = _SYNONYMS.get(base, base)
         name, count = base, 1
         while name in self._taken:
             count += 1

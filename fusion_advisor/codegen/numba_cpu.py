@@ -42,8 +42,14 @@ class CpuDialect(Dialect):
 def index_names(count: int, namer: Namer) -> tuple[str, ...]:
     """Loop variables: i, j, k; i0, i1, … from four axes on."""
     if count <= 3:
-        return ("i", "j", "k")[:count]
+        return tuple(namer.take(name) for name in ("i", "j", "k")[:count])
     return tuple(namer.take(f"i{axis}") for axis in range(count))
+
+
+def _suffix(operand: ProgramInput, indices: tuple[str, ...]) -> str:
+    """What a loaded element is told apart by from its array: x_ij is x[i, j]."""
+    letters = "".join(indices[group] for group in operand.groups) or "0"
+    return letters if len(letters) <= 3 else "value"
 
 
 def _load(operand: ProgramInput, indices: tuple[str, ...], dialect: Dialect) -> str:
@@ -69,7 +75,7 @@ def cpu_kernel_text(program: FusedProgram, name: str, node_comments: dict[str, s
             body.bind(operand, operand.name)
             continue
         depth = max(operand.groups) + 1 if operand.groups else 0
-        local = namer.take(f"{operand.name}_{''.join(indices[g] for g in operand.groups) or '0'}")
+        local = namer.take(f"{operand.name}_{_suffix(operand, indices)}")
         loads[depth].append(f"{local} = {_load(operand, indices, dialect)}")
         body.bind(operand, local)
     parameters = [p.name for p in program.inputs if p.kind == "tensor"]
@@ -97,11 +103,8 @@ def _nest(
     if axes == 1:
         sizes: tuple[str, ...] = (f"{first}.size",)
     else:
-        sizes = (
-            ("rows", "columns")
-            if axes == 2
-            else tuple(namer.take(f"n{axis}") for axis in range(axes))
-        )
+        names = ("rows", "columns") if axes == 2 else tuple(f"n{axis}" for axis in range(axes))
+        sizes = tuple(namer.take(name) for name in names)
         lines.append(f"    {', '.join(sizes)} = {first}.shape")
     for depth, (index, size) in enumerate(zip(indices, sizes, strict=True), start=1):
         loop = "prange" if depth == 1 else "range"

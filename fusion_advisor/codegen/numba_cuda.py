@@ -85,16 +85,15 @@ class _Index:
 
     def __init__(self, sizes: tuple[str, ...], namer: Namer) -> None:
         self.sizes = sizes
-        self.coordinates = (
-            ("row", "column")
-            if len(sizes) == 2
-            else tuple(namer.take(f"i{axis}") for axis in range(len(sizes)))
-        )
+        self.flat = namer.take("i")
+        axes = range(len(sizes))
+        names = ("row", "column") if len(sizes) == 2 else tuple(f"i{axis}" for axis in axes)
+        self.coordinates = tuple(namer.take(name) for name in names)
         self.needed: set[int] = set()
 
     def coordinate(self, axis: int) -> str:
         if len(self.sizes) == 1:
-            return "i"
+            return self.flat
         self.needed.add(axis)
         return self.coordinates[axis]
 
@@ -103,7 +102,7 @@ class _Index:
         result = []
         for axis in sorted(self.needed):
             inner = list(self.sizes[axis + 1 :])
-            text = f"uint32(i // {_product(inner)})" if inner else "i"
+            text = f"uint32({self.flat} // {_product(inner)})" if inner else self.flat
             if axis:
                 text = f"uint32({text} % {self.sizes[axis]})"
             result.append(f"{self.coordinates[axis]} = {text}")
@@ -122,12 +121,12 @@ def _offset(operand: ProgramInput, index: _Index, strides: tuple[str, ...]) -> s
             for group, stride in zip(own, strides, strict=True)
         ]
     elif own == tuple(range(axes)):
-        return "i"
+        return index.flat
     elif len(own) == own[-1] - own[0] + 1 and own[-1] == axes - 1:  # the innermost axes
         return (
             index.coordinate(own[0])
             if len(own) == 1
-            else (f"uint32(i % {_product([index.sizes[group] for group in own])})")
+            else (f"uint32({index.flat} % {_product([index.sizes[group] for group in own])})")
         )
     else:
         terms = []
@@ -148,7 +147,7 @@ def cuda_kernel_text(program: FusedProgram, name: str, node_comments: dict[str, 
     """
     namer = program_namer(program)
     axes = range(len(program.groups))
-    sizes = tuple(namer.take(f"n{axis}") for axis in axes) if len(axes) > 1 else ("n",)
+    sizes = tuple(namer.take(f"n{axis}") for axis in axes) if len(axes) > 1 else (namer.take("n"),)
     dialect = CudaDialect()
     body = Body(program, dialect, namer)
     index = _Index(sizes, namer)
@@ -174,11 +173,15 @@ def cuda_kernel_text(program: FusedProgram, name: str, node_comments: dict[str, 
     parameters += [output.name for output in program.outputs]
     parameters += [*sizes, *strides]
     parameters += [p.name for p in program.inputs if p.kind == "scalar"]
-    lines = ["@cuda.jit", f"def {name}({', '.join(parameters)}):", "    i = uint32(cuda.grid(1))"]
-    lines.append(f"    if i < {_product(list(sizes))}:")
+    lines = [
+        "@cuda.jit",
+        f"def {name}({', '.join(parameters)}):",
+        f"    {index.flat} = uint32(cuda.grid(1))",
+    ]
+    lines.append(f"    if {index.flat} < {_product(list(sizes))}:")
     inner = [*index.lines(), *loads, *body.lines(node_comments)]
     inner += [
-        f"{output.name}[i] = {body.stored(output.result, output.dtype)}"
+        f"{output.name}[{index.flat}] = {body.stored(output.result, output.dtype)}"
         for output in program.outputs
     ]
     return "\n".join([*lines, *(f"        {line}" for line in inner)]) + "\n"

@@ -106,7 +106,7 @@ def _provenance(nodes: list[OpNode]) -> str:
     places = []
     for node in nodes:
         if node.span is not None:
-            where = "cell" if node.span.kind == "cell" else node.span.file
+            where = "cell" if node.span.kind == "cell" else _short_path(node.span.file)
             places.append(f"{where}:{node.span.line}")
     modules = [node.module_path for node in nodes if node.module_path]
     parts = []
@@ -116,6 +116,12 @@ def _provenance(nodes: list[OpNode]) -> str:
         unique = list(dict.fromkeys(places))
         parts.append(unique[0] if len(unique) == 1 else f"{unique[0]} to {unique[-1]}")
     return comment_text(", ".join(parts))
+
+
+def _short_path(path: str) -> str:
+    """The part of a path that tells the same on every machine."""
+    installed = re.split(r"site-packages[/\\\\]", path)
+    return installed[-1] if len(installed) > 1 else re.split(r"[/\\\\]", path)[-1]
 
 
 def _megabytes(count: int) -> str:
