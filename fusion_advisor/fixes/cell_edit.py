@@ -8,7 +8,7 @@ the text and the recording together; otherwise the fix holds the blocker that sa
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fusion_advisor.errors import FixError
 from fusion_advisor.fixes.callees import Callees
@@ -207,7 +207,7 @@ def _evidence(graph: OpGraph, index: SourceIndex, nodes: Sequence[OpNode]) -> Ev
 
 
 def program_inputs(
-    candidate: FusionCandidate, kernel: KernelSource, matches: Sequence[Match] | object
+    candidate: FusionCandidate, kernel: KernelSource, matches: Collection[Match]
 ) -> list[Key]:
     """The fused call's operands in order: value ids of tensors, (op, position) of numbers."""
     tensors = [one for one in kernel.program.inputs if one.kind == "tensor"]
@@ -218,20 +218,17 @@ def program_inputs(
         if len(keys) != len(own):
             raise Refusal("operands-differ", "the kernel has other operands than this chain")
         keys = list(own)
-    numbers = sorted_numbers(candidate, matches)
+    numbers = run_time_numbers(matches)
+    placed = [(one.node, one.position) for one in scalars]
     if len(numbers) != len(scalars):
         raise Refusal(
             "operands-differ",
             f"the kernel takes {len(scalars)} run-time numbers, the text has {len(numbers)}",
         )
-    return [*keys, *numbers]
-
-
-def sorted_numbers(candidate: FusionCandidate, matches: object) -> list[tuple[str, int]]:
-    """Run-time numbers in the order the kernel takes them: by op, then by position."""
-    found = run_time_numbers(matches)  # type: ignore[arg-type]
-    order = {node: number for number, node in enumerate(candidate.nodes)}
-    return sorted(found, key=lambda one: (order.get(one[0], len(order)), one[1]))
+    if set(placed) != numbers:  # another occurrence: the same places of its own ops
+        order = {node: number for number, node in enumerate(candidate.nodes)}
+        placed = sorted(numbers, key=lambda one: (order.get(one[0], len(order)), one[1]))
+    return [*keys, *placed]
 
 
 def program_outputs(candidate: FusionCandidate, kernel: KernelSource) -> list[str]:

@@ -47,8 +47,8 @@ def conditions_of(
         for dtype, terms in by_dtype.items()
         if terms
     ]
-    known = callees.means("torch", "torch", region.statements[0])
-    if parts and not known and (where == "function" or "torch" in placer.live_locals()):
+    is_known = callees.means("torch", "torch", region.statements[0])
+    if parts and not is_known and (where == "function" or "torch" in placer.live_locals()):
         raise Refusal(
             "name-clash", "`torch` is not torch in this function, so a dtype cannot be named"
         )
@@ -90,7 +90,7 @@ def _leaf_terms(
     if recorded != dtype:
         raise Refusal(
             "cast-inside",
-            f"`{shown}` lies behind operands of different dtypes, so it may take effect another time",
+            f"`{shown}` lies behind operands of different dtypes, so it may cast another time",
         )
     if _literal_cast(callees, expression) == dtype:
         return []

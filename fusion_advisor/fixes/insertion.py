@@ -103,6 +103,11 @@ def check_names(
             raise Refusal("name-clash", f"the text reads `{name}`, which the kernel would redefine")
 
 
+def bindings_of(text: str) -> tuple[dict[str, str], set[str]]:
+    """Imports (name to dotted meaning) and other names that a module's text binds."""
+    return _bindings(ast.parse(text))
+
+
 def _bindings(tree: ast.Module) -> tuple[dict[str, str], set[str]]:
     """Imports (name to dotted meaning) and other names bound at module level."""
     imports: dict[str, str] = {}

@@ -10,6 +10,7 @@ import __future__
 
 import ast
 import gc
+import inspect
 import linecache
 import sys
 import types
@@ -71,6 +72,15 @@ def same_code(one: types.CodeType, other: types.CodeType) -> bool:
         elif type(mine) is not type(its) or repr(mine) != repr(its):
             return False
     return True
+
+
+def function_block(code: types.CodeType, text: str) -> tuple[int, int]:
+    """Character offsets of a function's own lines (decorators included) in its file's text."""
+    lines = text.splitlines(keepends=True)
+    first = code.co_firstlineno - 1
+    block = inspect.getblock(lines[first:])
+    start = sum(map(len, lines[:first]))
+    return start, start + sum(map(len, block))
 
 
 def check_source(code: types.CodeType, text: str) -> None:

@@ -82,7 +82,7 @@ class FunctionChange:
             _install(self._entry, fixes)
             for function in self._entry.functions:
                 for name in self._names:
-                    _release_global(function, name)
+                    release_global(function, name)
             self._undone = True
 
 
@@ -123,17 +123,17 @@ def apply_function(
             raise FixError(f"this fix is already in {function.__qualname__}")
         _serial += 1
         for one in entry.functions:
-            _check_globals(one, namespace)
+            check_globals(one, namespace)
         taken: list[tuple[types.FunctionType, str]] = []
         try:
             for one in entry.functions:
                 for name, value in namespace.items():
-                    _take_global(one, name, value)
+                    take_global(one, name, value)
                     taken.append((one, name))
             _install(entry, {**entry.fixes, _serial: fix})
         except BaseException:
             for one, name in taken:
-                _release_global(one, name)
+                release_global(one, name)
             raise
         places = tuple(
             dict.fromkeys(f"{one.__module__}.{one.__qualname__}" for one in entry.functions)
@@ -161,20 +161,23 @@ def _install(entry: _Swapped, fixes: dict[int, Fix]) -> None:
         _swapped[id(code)] = entry
 
 
-def _check_globals(function: types.FunctionType, namespace: Mapping[str, object]) -> None:
+def check_globals(function: types.FunctionType, namespace: Mapping[str, object]) -> None:
+    """Refuses names that a function's globals already use for something else."""
     for name in namespace:
         key = (id(function.__globals__), name)
         if name in function.__globals__ and key not in _globals_in_use:
             raise FixError(f"{function.__module__} already has a global called {name!r}")
 
 
-def _take_global(function: types.FunctionType, name: str, value: object) -> None:
+def take_global(function: types.FunctionType, name: str, value: object) -> None:
+    """Put a name into a function's globals; every taking needs its own release."""
     key = (id(function.__globals__), name)
     _globals_in_use[key] = _globals_in_use.get(key, 0) + 1
     function.__globals__[name] = value
 
 
-def _release_global(function: types.FunctionType, name: str) -> None:
+def release_global(function: types.FunctionType, name: str) -> None:
+    """Give a name back; the last release removes it from the globals."""
     key = (id(function.__globals__), name)
     left = _globals_in_use.get(key, 0) - 1
     if left > 0:
