@@ -26,7 +26,7 @@ test: $(VENV)/.ready ## Run the tests (ARGS="-k words" passes options to pytest)
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(VENV)/.ready-dev resolve ## Lint, format, types, layers, generated pages and pins
-	@$(BIN)/ruff check .
+	@$(BIN)/ruff check --output-format concise .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports

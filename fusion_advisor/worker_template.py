@@ -42,9 +42,9 @@ class DamagedStreamError(Exception):
 
 
 class Frame(NamedTuple):
-    """One message: ``job`` (path) to the child; the others to the parent."""
+    """One message: ``preload`` (names) and ``job`` (path) to the child; the others back."""
 
-    kind: Literal["job", "started", "progress", "progress-file", "ended"]
+    kind: Literal["preload", "job", "started", "progress", "progress-file", "ended"]
     body: Any = None
 
 
@@ -127,7 +127,10 @@ def main(folder: str) -> NoReturn:
         if frames is None:
             _leave(folder)
         for frame in frames:
-            _serve(str(frame.body), incoming)
+            if frame.kind == "preload":
+                _preload(frame.body)
+            else:
+                _serve(str(frame.body), incoming)
 
 
 def _take_over_pipes() -> tuple[int, int]:
@@ -150,11 +153,7 @@ def _serve(path: str, incoming: int) -> None:
     with open(path, "rb") as file:
         job: Job = pickle.load(file)
         payload_offset = file.tell()
-    for name in job.preload:
-        try:
-            importlib.import_module(name)
-        except Exception:
-            traceback.print_exc()  # the job meets the same error, and reports it
+    _preload(job.preload)
     if not CAN_FORK:
         _send(Frame("started"))
         _run_job(job, path, payload_offset)
@@ -170,6 +169,14 @@ def _serve(path: str, incoming: int) -> None:
         os._exit(0)  # no clean-up in a process whose memory may be damaged
     _send(Frame("started"))
     _send(Frame("ended", _wait_for(child, incoming)))
+
+
+def _preload(names: tuple[str, ...]) -> None:
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception:
+            traceback.print_exc()  # the job meets the same error, and reports it
 
 
 def _wait_for(child: int, incoming: int) -> int:

@@ -97,8 +97,13 @@ class _Template:
 
     def __init__(self) -> None:
         self.key = _import_time_environment()
-        self.folder = Path(tempfile.mkdtemp(prefix="fusion-advisor-"))
-        self.stderr = tempfile.TemporaryFile("a+b", dir=self.folder)  # noqa: SIM115 - see close
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix="fusion-advisor-"))
+            self.stderr = tempfile.TemporaryFile("a+b", dir=self.folder)  # noqa: SIM115 - see close
+        except OSError as error:
+            raise WorkerCrash(
+                f"Cannot write temporary files ({error}). Free some space, or set TMPDIR."
+            ) from None
         self.reusable = True
         self._jobs = 0
         if not sys.executable:
@@ -144,15 +149,17 @@ class _Template:
             job.unlink(missing_ok=True)
             result.unlink(missing_ok=True)
 
+    def warm_up(self) -> None:
+        """Have the libraries imported, without waiting for it."""
+        self._send(Frame("preload", _preload_names()))
+
     def _write_job(self, function: str, payload: Any, result: Path) -> Path:
         path = self.folder / f"job-{self._jobs}"
         module = function.partition(":")[0]
-        preload = [name for name in _PRELOADED if name in sys.modules]
-        if module.partition(".")[0] == "fusion_advisor":
-            preload.append(module)
+        own = (module,) if module.partition(".")[0] == "fusion_advisor" else ()
         job = Job(
             function=function,
-            preload=tuple(preload),
+            preload=_preload_names() + own,
             result=str(result),
             search_path=tuple(sys.path),
             folder=_current_folder(),
@@ -303,6 +310,10 @@ def _import_time_environment() -> tuple[tuple[str, str], ...]:
     return tuple(sorted(item for item in items if item[0].startswith(_IMPORT_TIME_PREFIXES)))
 
 
+def _preload_names() -> tuple[str, ...]:
+    return tuple(name for name in _PRELOADED if name in sys.modules)
+
+
 def _current_folder() -> str:
     try:
         return os.getcwd()
@@ -355,6 +366,19 @@ def _discard(template: _Template) -> None:
     _live.discard(template)
 
 
+def warm_up() -> None:
+    """Start the worker process in the background, so that the first job finds it ready.
+
+    It imports what is imported here.  Does nothing where one is already there.
+    """
+    global _idle
+    with _lock:
+        if _idle is None and not _live:
+            _idle = _Template()
+            _live.add(_idle)
+            _idle.warm_up()
+
+
 def shutdown() -> None:
     """End every worker process of this process.  The next call starts a new one."""
     global _idle
@@ -377,4 +401,11 @@ atexit.register(shutdown)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
-__all__ = ["WorkerCrash", "WorkerTimeout", "report_progress", "run_isolated", "shutdown"]
+__all__ = [
+    "WorkerCrash",
+    "WorkerTimeout",
+    "report_progress",
+    "run_isolated",
+    "shutdown",
+    "warm_up",
+]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -13,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import worker_jobs
 
 from fusion_advisor import workers
 from fusion_advisor.errors import CodegenError, FusionAdvisorError
-from fusion_advisor.workers import WorkerCrash, WorkerTimeout, report_progress, run_isolated
-
-STATE: list[int] = []
+from fusion_advisor.workers import WorkerCrash, WorkerTimeout, run_isolated
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="asserts the forking worker, which only Linux has"
@@ -26,84 +24,13 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def importable() -> Iterator[None]:
-    """The child must find this file by the name pytest gave it."""
-    folder = str(Path(__file__).parent)
-    sys.path.insert(0, folder)
+def no_worker_stays() -> Iterator[None]:
     yield
-    sys.path.remove(folder)
     workers.shutdown()
 
 
 def call(name: str, payload: Any = None, timeout_s: float = 30, **options: Any) -> Any:
-    return run_isolated(f"test_workers:{name}", payload, timeout_s=timeout_s, **options)
-
-
-# What runs in the child
-
-
-def describe(payload: Any) -> tuple[int, int, Any]:
-    STATE.append(1)
-    return os.getpid(), len(STATE), payload
-
-
-def segfault(_: Any) -> None:
-    print("about to fall", flush=True)
-    ctypes.string_at(0)
-
-
-def overwrite_heap(_: Any) -> None:
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype = ctypes.c_void_p
-    block = libc.malloc(64)
-    ctypes.memset(block, 0x41, 1 << 22)
-    [bytearray(size) for size in range(1, 100_000, 7)]
-    os.abort()
-
-
-def quit_with(code: int) -> None:
-    os._exit(code)
-
-
-def sleep_with_child(marker: str) -> None:
-    child = subprocess.Popen(["sleep", "600"])
-    Path(marker).write_text(f"{os.getpid()} {child.pid}")
-    time.sleep(600)
-
-
-def raise_ours(_: Any) -> None:
-    raise CodegenError("the kernel has no end")
-
-
-def raise_foreign(_: Any) -> None:
-    raise KeyError("missing")
-
-
-def return_unpicklable(_: Any) -> Any:
-    return lambda: None
-
-
-def chatter(_: Any) -> str:
-    print("python out")
-    print("python err", file=sys.stderr)
-    os.write(1, b"raw out\n")
-    os.system("echo from a shell")
-    return "quiet"
-
-
-def count(steps: int) -> int:
-    for step in range(steps):
-        report_progress(("step", step, "x" * (100_000 if step == 2 else 1)))
-    return steps
-
-
-def surroundings(name: str) -> tuple[str, str | None, int]:
-    import torch
-
-    return os.getcwd(), os.environ.get(name), torch.get_num_threads()
-
-
-# The tests
+    return run_isolated(f"worker_jobs:{name}", payload, timeout_s=timeout_s, **options)
 
 
 def gone(pid: int) -> bool:
@@ -125,8 +52,20 @@ def test_each_job_is_fresh_and_the_template_stays() -> None:
     assert echoed == {"a": (1, float("inf"))}
     assert first_pid not in (second_pid, os.getpid())
     assert first_count == second_count == 1
-    assert STATE == []
+    assert worker_jobs.STATE == []
     assert workers._idle is template
+
+
+def test_warming_up_does_not_wait_and_serves_the_first_job() -> None:
+    workers.shutdown()
+    start = time.monotonic()
+    workers.warm_up()
+    assert time.monotonic() - start < 2
+    template = workers._idle
+    workers.warm_up()
+    assert call("describe", 8)[2] == 8
+    assert workers._idle is template
+    assert len(workers._live) == 1
 
 
 def test_large_payloads_travel_both_ways_and_leave_no_file() -> None:
@@ -164,8 +103,8 @@ def test_a_silent_exit_is_a_crash() -> None:
 def test_a_timeout_kills_the_job_and_what_it_started(tmp_path: Path) -> None:
     marker = tmp_path / "pids"
     before = time.monotonic()
-    with pytest.raises(WorkerTimeout, match=r"did not finish within 0\.5 s"):
-        call("sleep_with_child", str(marker), timeout_s=0.5)
+    with pytest.raises(WorkerTimeout, match=r"did not finish within 2 s"):
+        call("sleep_with_child", str(marker), timeout_s=2)
     assert time.monotonic() - before < 20
     job, child = map(int, marker.read_text().split())
     assert gone(job)
@@ -290,12 +229,13 @@ def test_a_forked_copy_starts_its_own_and_leaves_ours_alone() -> None:
 SCRIPT = """
 import os, sys, signal
 sys.path[:0] = {paths!r}
+import worker_jobs
 from fusion_advisor import workers
-workers.run_isolated("test_workers:describe", 1, timeout_s=30)
+workers.run_isolated("worker_jobs:describe", 1, timeout_s=30)
 template = workers._idle
 print(template.process.pid, template.folder, flush=True)
 if sys.argv[1] == "busy":
-    workers.run_isolated("test_workers:sleep_with_child", sys.argv[2], timeout_s=600)
+    workers.run_isolated("worker_jobs:sleep_with_child", sys.argv[2], timeout_s=600)
 elif sys.argv[1] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -329,3 +269,11 @@ def test_a_busy_worker_ends_with_a_killed_parent(tmp_path: Path) -> None:
     for pid in (template, *marker.read_text().split()):
         assert gone(int(pid))
     assert not Path(folder).exists()
+
+
+def test_a_full_or_missing_disk_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers.shutdown()
+    monkeypatch.setattr("tempfile.tempdir", "/no/such/folder")
+    with pytest.raises(WorkerCrash, match="TMPDIR"):
+        call("describe")
+    assert workers._live == set()
