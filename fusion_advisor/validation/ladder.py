@@ -26,6 +26,7 @@ from fusion_advisor.validation.budgets import table_budget, ulp
 from fusion_advisor.validation.inputs import captured_case
 from fusion_advisor.validation.native_module import UnsupportedKernelError, translate
 from fusion_advisor.validation.program_check import check_kernel
+from fusion_advisor.validation.resources import Disassembly
 from fusion_advisor.validation.session import PreparedCase, Reference, Session, Tally
 
 Progress = Callable[[str], None]
@@ -80,6 +81,7 @@ class _Findings:
     resources: list[Resources] = field(default_factory=list)
     timings: list[TimingPair] = field(default_factory=list)
     compiled: list[cuda_compiler.CompiledKernel] = field(default_factory=list)
+    disassembly: Disassembly | None = None
 
 
 def validate(
@@ -109,6 +111,25 @@ def validate(
     """
     session = Session(kernel, graph, candidate, reference, reference64, captured)
     ladder, findings = _Ladder(progress), _Findings()
+    try:
+        _climb(ladder, session, findings, ceilings, targets, measure, predicted_us)
+    finally:
+        if findings.disassembly is not None:
+            findings.disassembly.close()
+    return _result(kernel, ladder, findings)
+
+
+def _climb(
+    ladder: _Ladder,
+    session: Session,
+    findings: _Findings,
+    ceilings: Ceilings | None,
+    targets: Sequence[Target],
+    measure: bool,
+    predicted_us: float,
+) -> None:
+    """All rungs in order."""
+    kernel, candidate = session.kernel, session.candidate
     ladder.step("program", lambda: check_kernel(kernel, candidate))
     ladder.step("inputs", lambda: _prepare(session))
     _cuda_rungs(ladder, session, findings, wanted="cuda" in targets)
@@ -123,7 +144,7 @@ def validate(
         "timing", lambda: _timing(session, findings, ceilings, predicted_us, measure and runnable)
     )
     ladder.step("after timing", lambda: _after_timing(session, measure and runnable))
-    return _result(kernel, ladder, findings)
+    ladder.step("machine code", lambda: _machine_code(findings))
 
 
 def _result(kernel: KernelSource, ladder: _Ladder, findings: _Findings) -> ValidationResult:
@@ -208,15 +229,25 @@ def _compile(session: Session, findings: _Findings, architecture: tuple[int, int
 def _contraction(findings: _Findings) -> str:
     details = []
     for compiled in findings.compiled:
-        newest = compiled is findings.compiled[-1]
-        seen = resources.contractions(compiled, machine_code=newest)
+        seen = resources.contractions(compiled)
         if seen.stray:
             raise ValidationError(
                 f"{compiled.architecture_name}: a product is added without its own rounding "
                 f"({len(seen.stray)} times, first {seen.stray[0]!r}): write fmul_rn"
             )
         details.append(f"{compiled.architecture_name}: {seen}")
+    tool = resources.disassembler()
+    if tool is not None:
+        findings.disassembly = Disassembly(findings.compiled[-1], seen, tool)
     return "; ".join(details)
+
+
+def _machine_code(findings: _Findings) -> str:
+    if not findings.compiled:
+        raise NotRun("the kernel was not compiled for CUDA")
+    if findings.disassembly is None:
+        raise NotRun("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
+    return f"{findings.compiled[-1].architecture_name}: {findings.disassembly.report()}"
 
 
 def _native(session: Session, findings: _Findings) -> str:

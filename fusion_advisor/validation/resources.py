@@ -30,29 +30,25 @@ _DISASSEMBLY_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class Contractions:
-    """What was seen of fused multiply-adds.
+    """What was seen of fused multiply-adds in one architecture's PTX.
 
     ``stray`` names products of the kernel's own text that are added to something;
-    ``in_ptx`` counts all in the PTX and ``inside_maths`` those that remain when
-    the kernel's own arithmetic cannot contract.  ``in_machine_code`` holds the
-    same two counts for machine code, None where it was not disassembled.
+    ``in_ptx`` counts all fused multiply-adds and ``inside_maths`` those that remain
+    when the kernel's own arithmetic cannot contract (``uncontracted`` is that PTX).
     """
 
     stray: tuple[str, ...]
     in_ptx: int
     inside_maths: int
-    in_machine_code: tuple[int, int] | None
+    uncontracted: str
 
     def __str__(self) -> str:
         """One clause for a report."""
         own = self.in_ptx - self.inside_maths
-        text = f"{self.in_ptx} in PTX, {self.inside_maths} of them inside maths functions"
+        text = f"{self.in_ptx} in PTX, {self.inside_maths} of them asked for or inside maths"
         if own:
             text += f", {own} where a maths function's last product meets the next addition"
-        if self.in_machine_code is None:
-            return text
-        code, protected_code = self.in_machine_code
-        return f"{text}; {code} in machine code, {protected_code} without contraction"
+        return text
 
 
 def link_report(compiled: CompiledKernel) -> Resources:
@@ -77,22 +73,14 @@ def link_report(compiled: CompiledKernel) -> Resources:
     )
 
 
-def contractions(compiled: CompiledKernel, *, machine_code: bool = False) -> Contractions:
-    """Look for fused multiply-adds that no op asked for.
-
-    ``machine_code`` disassembles as well, where ``nvdisasm`` is installed (half a second).
-    """
+def contractions(compiled: CompiledKernel) -> Contractions:
+    """Look for fused multiply-adds that no op asked for."""
     uncontracted = assemble(protected(compiled.modules), compiled.architecture)
-    counts = None
-    tool = disassembler() if machine_code else None
-    if tool is not None:
-        texts = (compiled.ptx, uncontracted)
-        counts = _count_sass(tool, [link(text, compiled.architecture)[0] for text in texts])
     return Contractions(
         stray=stray_contractions(compiled),
         in_ptx=len(_PTX_FMA.findall(compiled.ptx)),
         inside_maths=len(_PTX_FMA.findall(uncontracted)),
-        in_machine_code=counts,
+        uncontracted=uncontracted,
     )
 
 
@@ -131,14 +119,21 @@ def disassembler() -> Path | None:
     return Path(on_path) if on_path else None
 
 
-def _count_sass(tool: Path, cubins: list[bytes]) -> tuple[int, int]:
-    """FMA instructions in two pieces of machine code, disassembled side by side."""
-    with tempfile.TemporaryDirectory(prefix="fusion_advisor_") as folder:
-        running = []
-        for number, cubin in enumerate(cubins):
-            path = Path(folder) / f"{number}.cubin"
-            path.write_bytes(cubin)
-            running.append(
+class Disassembly:
+    """Counts fused multiply-adds in machine code, in the background (half a second each).
+
+    Compares a kernel with its uncontracted twin: what the assembler contracted
+    on its own is the difference.  ``close`` ends what still runs.
+    """
+
+    def __init__(self, compiled: CompiledKernel, seen: Contractions, tool: Path) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="fusion_advisor_")
+        self._expected = seen.in_ptx - seen.inside_maths
+        self._running: list[subprocess.Popen[str]] = []
+        for number, ptx in enumerate((compiled.ptx, seen.uncontracted)):
+            path = Path(self._folder.name) / f"{number}.cubin"
+            path.write_bytes(link(ptx, compiled.architecture)[0])
+            self._running.append(
                 subprocess.Popen(
                     [str(tool), "-c", str(path)],
                     stdout=subprocess.PIPE,
@@ -146,16 +141,27 @@ def _count_sass(tool: Path, cubins: list[bytes]) -> tuple[int, int]:
                     text=True,
                 )
             )
+
+    def report(self) -> str:
+        """What was counted.  Raises ``ValidationError`` where the assembler contracted."""
         counts = []
-        try:
-            for process in running:
-                output, errors = process.communicate(timeout=_DISASSEMBLY_TIMEOUT_S)
-                if process.returncode != 0:
-                    raise ValidationError(f"nvdisasm failed: {errors[:300]}")
-                counts.append(len(_SASS_FMA.findall(output)))
-        finally:
-            for process in running:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-    return counts[0], counts[1]
+        for process in self._running:
+            output, errors = process.communicate(timeout=_DISASSEMBLY_TIMEOUT_S)
+            if process.returncode != 0:
+                raise ValidationError(f"nvdisasm failed: {errors[:300]}")
+            counts.append(len(_SASS_FMA.findall(output)))
+        own = counts[0] - counts[1]
+        if own > self._expected:
+            raise ValidationError(
+                f"the assembler made {own - self._expected} fused multiply-adds that the PTX "
+                "does not have: write fmul_rn"
+            )
+        return f"{counts[0]} FMA instructions, {counts[1]} with contraction forbidden"
+
+    def close(self) -> None:
+        """End the disassemblers and remove their files."""
+        for process in self._running:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        self._folder.cleanup()
