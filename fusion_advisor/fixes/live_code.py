@@ -100,13 +100,8 @@ def edited_code(code: types.CodeType, text: str, edits: Sequence[TextEdit]) -> t
     origin = line_map(text, edits)
     tree = ast.parse(new_text)
     for node in ast.walk(tree):
-        if hasattr(node, "lineno"):
-            node.lineno = origin[node.lineno - 1]
-            end = getattr(node, "end_lineno", None)
-            if end is not None:
-                node.end_lineno = max(origin[end - 1], node.lineno)  # type: ignore[attr-defined]
-            if getattr(node, "end_lineno", 0) == node.lineno and hasattr(node, "end_col_offset"):
-                node.end_col_offset = max(node.end_col_offset, node.col_offset)
+        if isinstance(node, ast.stmt | ast.expr | ast.excepthandler | ast.arg | ast.keyword):
+            _move(node, origin)
     module = _compile(new_text, tree, code)
     found = _find(module, code)
     if found is None:
@@ -117,6 +112,17 @@ def edited_code(code: types.CodeType, text: str, edits: Sequence[TextEdit]) -> t
             "running function cannot take it"
         )
     return found
+
+
+def _move(
+    node: ast.stmt | ast.expr | ast.excepthandler | ast.arg | ast.keyword, origin: Sequence[int]
+) -> None:
+    """Give a node of the edited text the lines of the text a person can read."""
+    end = node.end_lineno or node.lineno
+    node.lineno = origin[node.lineno - 1]
+    node.end_lineno = max(origin[end - 1], node.lineno)
+    if node.end_lineno == node.lineno:  # pulled onto one line, columns may have crossed
+        node.end_col_offset = max(node.end_col_offset or 0, node.col_offset)
 
 
 def _compile(text: str, tree: ast.Module, like: types.CodeType) -> types.CodeType:

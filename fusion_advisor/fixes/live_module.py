@@ -11,7 +11,7 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -200,9 +200,8 @@ def _subclass(original: type[torch.nn.Module], entries: dict[int, _Entry]) -> ty
     }
     for function, group in by_function.items():
         members[group[0].attribute] = _edited_function(function, [one.fix for one in group])
-    made = type(original)(original.__name__, (original,), members)
-    assert isinstance(made, type)
-    return made
+    metaclass: Callable[..., type[torch.nn.Module]] = type(original)
+    return metaclass(original.__name__, (original,), members)
 
 
 def _edited_function(function: types.FunctionType, fixes: list[Fix]) -> types.FunctionType:

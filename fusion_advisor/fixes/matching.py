@@ -193,13 +193,8 @@ def _bind_all(
                 if operand.value is not None and operand.value not in chain_values:
                     known.setdefault(index.segment(operand.expression), set()).add(operand.value)
         if len(left) == len(waiting):
-            match = left[0]
-            raise Refusal(
-                "operand-order",
-                f"in `{index.short(match.place)}` it cannot be told which side was the tensor "
-                "and which the number",
-                tuple(op.id for op in match.ops),
-            )
+            match = left.pop(0)
+            match.operands = tuple(_guess(index, _options(index, callees, match)))
         waiting = left
 
 
@@ -222,6 +217,40 @@ def _choose(
         if not any(verdict is False for verdict in verdicts):
             possible.append(option)
     return possible[0] if len(possible) == 1 else None
+
+
+def _guess(index: SourceIndex, options: list[list[Operand]]) -> list[Operand]:
+    """Which side of ``a + b`` is the tensor, where nothing says it.
+
+    Only commutative operators come here.  A wrong guess costs speed, never correctness: the fused
+    function is given a number for a tensor, runs the eager chain and counts that.
+    """
+    for option in options:
+        number = next(one for one in option if one.value is None)
+        tensor = next(one for one in option if one.value is not None)
+        default = _default_value(index, number.expression)
+        if default is not None and default == number.number:
+            return option
+        if isinstance(number.expression, ast.Attribute) and isinstance(tensor.expression, ast.Name):
+            return option
+    return options[0]
+
+
+def _default_value(index: SourceIndex, expression: ast.AST) -> object:
+    """The literal default of a parameter, ``None`` where it has none."""
+    scope = index.scope(expression)
+    if not isinstance(expression, ast.Name) or isinstance(scope, ast.Module | ast.ClassDef):
+        return None
+    arguments = scope.args
+    named = [*arguments.posonlyargs, *arguments.args]
+    paired: list[tuple[ast.arg, ast.expr | None]] = [
+        *zip(reversed(named), reversed(arguments.defaults), strict=False),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    for argument, default in paired:
+        if argument.arg == expression.id and isinstance(default, ast.Constant):
+            return default.value
+    return None
 
 
 def _agrees(

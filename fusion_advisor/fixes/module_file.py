@@ -4,6 +4,7 @@ never edited because it belongs to an installed package.
 
 from __future__ import annotations
 
+import ast
 import io
 import sys
 import tokenize
@@ -79,7 +80,7 @@ def undo(model=None):
 
 def stats():
     """Calls of each kernel: fused, and fallbacks to eager by reason."""
-    return {name: function.stats for _, _, _, names in REPLACEMENTS for name, function in names.items()}
+    return {name: one.stats for entry in REPLACEMENTS for name, one in entry[3].items()}
 
 
 def _prepare(model, target, expected, source, names):
@@ -244,13 +245,14 @@ def _replacement(
 
 def _quoted(source: str) -> str:
     """A string literal that reads like the source where that is possible."""
-    if '"""' in source or "'''" in source or "\\" in source or "\r" in source:
-        return (
-            repr(source)
-            if "'''" in source or "\\" in source or "\r" in source
-            else (f"'''{source}'''")
-        )
-    return f'"""{source}"""'
+    for quote in ('"""', "'''"):
+        literal = f"{quote}{source}{quote}"
+        try:
+            if ast.literal_eval(literal) == source:
+                return literal
+        except (SyntaxError, ValueError):
+            continue
+    return repr(source)
 
 
 def _kernel_texts(kernels: Sequence[KernelSource]) -> tuple[list[str], dict[str, str]]:

@@ -27,9 +27,8 @@ def children_in_order(node: ast.AST) -> list[ast.AST]:
         pairs = zip(node.keys, node.values, strict=True)
         return [one for pair in pairs for one in pair if one is not None]
     if isinstance(node, ast.Call):
-        arguments = sorted(
-            [*node.args, *node.keywords], key=lambda one: (one.lineno, one.col_offset)
-        )
+        arguments: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
+        arguments.sort(key=lambda one: (one.lineno, one.col_offset))
         return [node.func, *arguments]
     if isinstance(node, ast.Assign):
         return [node.value, *node.targets]
