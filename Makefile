@@ -29,7 +29,7 @@ check: $(VENV)/.ready-dev resolve ## Lint, format, types, layers, generated page
 	@$(BIN)/ruff check --output-format concise .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m fusion_advisor.rules build/rules && diff -r build/rules docs/rules
 
 bench: $(VENV)/.ready ## Time fused kernels, eager and torch.compile side by side
