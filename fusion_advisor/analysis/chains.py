@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusion_advisor.analysis.graph_index import GraphIndex, build_index
-from fusion_advisor.analysis.growth import Growth
+from fusion_advisor.analysis.growth import Growth, whole_run_contexts
 from fusion_advisor.analysis.legality import Refusal, context, context_refusal, mark_members
-from fusion_advisor.analysis.partition import Partition, make_candidate
+from fusion_advisor.analysis.partition import Partition, Piece, make_candidate
 from fusion_advisor.records import Blocker, FusionCandidate, OpGraph
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Candidates of one index, with what is needed to explain the pairs that did not fuse."""
+    """Candidates of one index, with what is needed to explain the pairs that did not fuse.
+
+    ``pieces`` go with ``candidates`` one to one, in recorded order; these carry no blockers yet.
+    A grouping within frames refines the whole run's, its ``parent``.
+    """
 
     index: GraphIndex
+    pieces: tuple[Piece, ...]
     candidates: tuple[FusionCandidate, ...]
     owner: dict[int, int]  # position of a member -> number of its candidate
     growth: Growth
     cuts: dict[int, Refusal]
-    within_frame: bool
+    parent: Grouping | None = None
 
 
 def index_graph(graph: OpGraph) -> GraphIndex:
@@ -31,18 +36,55 @@ def index_graph(graph: OpGraph) -> GraphIndex:
     return index
 
 
-def group_ops(index: GraphIndex, *, within_frame: bool = False) -> Grouping:
-    """Grow, cut and name the candidates of an indexed graph."""
-    growth = Growth(index, within_frame=within_frame)
-    partition = Partition(index, within_frame=within_frame)
+def group_ops(index: GraphIndex) -> Grouping:
+    """Grow, cut and name the candidates of the whole run."""
+    growth = Growth(index, whole_run_contexts(index))
+    partition = Partition(index)
     pieces = [piece for group in growth.groups() for piece in partition.pieces(group)]
     pieces.sort(key=lambda piece: piece.members[0])
-    prefix = "W" if within_frame else "C"
-    owner = {m: number for number, piece in enumerate(pieces) for m in piece.members}
     candidates = tuple(
-        make_candidate(index, piece, f"{prefix}{number}") for number, piece in enumerate(pieces, 1)
+        make_candidate(index, piece, f"C{number}") for number, piece in enumerate(pieces, 1)
     )
-    return Grouping(index, candidates, owner, growth, partition.cuts, within_frame)
+    return Grouping(index, tuple(pieces), candidates, _owners(pieces), growth, partition.cuts)
+
+
+def group_within_frames(whole: Grouping) -> Grouping:
+    """Refine the whole run's groups to what one Python frame called, for one place in source.
+
+    A group is legal, so that only paths inside it can leave a part of it and come back: the parts
+    are grown from its own members alone.  Groups that stay as they are keep their record.
+    """
+    index = whole.index
+    mixed: list[int] = []
+    contexts = [0] * len(index.nodes)
+    numbers: dict[tuple[int, int], int] = {}
+    partition = Partition(index, placed=True)
+    found: list[tuple[Piece, FusionCandidate | None]] = []
+    for number, piece in enumerate(whole.pieces):
+        frames = {index.nodes[member].frame for member in piece.members}
+        if len(frames) > 1:
+            mixed.extend(piece.members)
+            for member in piece.members:
+                key = (number, index.nodes[member].frame)
+                contexts[member] = numbers.setdefault(key, len(numbers))
+        elif partition.placement_cut(piece) is None:
+            found.append((piece, whole.candidates[number]))
+        else:
+            found.extend((part, None) for part in partition.pieces(piece.members))
+    growth = Growth(index, contexts, sorted(mixed))
+    for group in growth.groups():
+        found.extend((part, None) for part in partition.pieces(group))
+    found.sort(key=lambda item: item[0].members[0])
+    candidates = tuple(
+        known or make_candidate(index, piece, f"W{number}")
+        for number, (piece, known) in enumerate(found, 1)
+    )
+    pieces = tuple(piece for piece, _ in found)
+    return Grouping(index, pieces, candidates, _owners(pieces), growth, partition.cuts, whole)
+
+
+def _owners(pieces: Iterable[Piece]) -> dict[int, int]:
+    return {member: number for number, piece in enumerate(pieces) for member in piece.members}
 
 
 def find_candidates(graph: OpGraph, *, within_frame: bool = False) -> tuple[FusionCandidate, ...]:
@@ -52,7 +94,10 @@ def find_candidates(graph: OpGraph, *, within_frame: bool = False) -> tuple[Fusi
     leaves a place for one call: what a change of the source can express.  Raises AnalysisError
     where the recording is inconsistent.
     """
-    return with_blockers(group_ops(index_graph(graph), within_frame=within_frame))
+    grouping = group_ops(index_graph(graph))
+    if within_frame:
+        grouping = group_within_frames(grouping)
+    return with_blockers(grouping, pair_blockers(grouping))
 
 
 def why_not(graph: OpGraph, candidates: Sequence[FusionCandidate]) -> tuple[Blocker, ...]:
@@ -68,105 +113,88 @@ def why_not(graph: OpGraph, candidates: Sequence[FusionCandidate]) -> tuple[Bloc
         for number, candidate in enumerate(candidates)
         for node in candidate.nodes
     }
-    return pair_blockers(
-        Grouping(
-            grouping.index,
-            tuple(candidates),
-            owner,
-            grouping.growth,
-            grouping.cuts,
-            within_frame=False,
-        )
-    )
+    return pair_blockers(replace(grouping, candidates=tuple(candidates), owner=owner))
 
 
 def pair_blockers(grouping: Grouping) -> tuple[Blocker, ...]:
     """Blockers of all pairs in the graph, in the order of the later op; see :func:`why_not`."""
     index, owner = grouping.index, grouping.owner
-    infos = index.infos
+    nodes, infos, producer_of = index.nodes, index.infos, index.producer
+    elementwise = [
+        info is not None or node.kind == "elementwise"
+        for info, node in zip(infos, nodes, strict=True)
+    ]
     found: list[Blocker] = []
-    explained: set[int] = set()
-    for consumer in range(len(index.nodes)):
-        fusable = infos[consumer] is not None
-        done: set[int] = set()
-        for producer, _ in index.producers_of(consumer):
-            if producer in done or not (fusable or infos[producer] is not None):
+    for consumer, node in enumerate(nodes):
+        own = elementwise[consumer]
+        number = owner.get(consumer)
+        done: list[int] = []
+        for value in node.inputs:
+            producer = producer_of.get(value)
+            if producer is None or producer in done or not (own or elementwise[producer]):
                 continue
-            done.add(producer)
-            number = owner.get(producer)
-            if number is None or owner.get(consumer) != number:
-                found.append(pair_blocker(grouping, producer, consumer))
-                explained.update((producer, consumer))
-        if not fusable and consumer not in explained and _deserves_reason(index, consumer):
+            done.append(producer)
+            if number is None or owner.get(producer) != number:
+                code, message = _pair_refusal(grouping, producer, consumer)
+                pair = (nodes[producer].id, node.id)
+                found.append(Blocker(code=code, nodes=pair, message=message))
+        if own and not done and infos[consumer] is None:
+            # No kernel is made for this op: named even without a neighbour.
             code, message = _refusal(index, consumer)
-            found.append(Blocker(code=code, nodes=(index.nodes[consumer].id,), message=message))
+            found.append(Blocker(code=code, nodes=(node.id,), message=message))
     return tuple(found)
 
 
-def _deserves_reason(index: GraphIndex, position: int) -> bool:
-    """An elementwise op that no kernel is made for is named even without neighbours."""
-    return index.nodes[position].kind == "elementwise"
-
-
-def with_blockers(grouping: Grouping) -> tuple[FusionCandidate, ...]:
-    """The candidates, each with a blocker for every neighbour that it does not include."""
+def with_blockers(grouping: Grouping, blockers: Iterable[Blocker]) -> tuple[FusionCandidate, ...]:
+    """The candidates, each with the blockers of all pairs that it is one side of."""
+    positions, owner = grouping.index.positions, grouping.owner
+    lists: list[list[Blocker]] = [[] for _ in grouping.candidates]
+    for blocker in blockers:
+        for node in blocker.nodes:
+            number = owner.get(positions[node])
+            if number is not None:
+                lists[number].append(blocker)
     return tuple(
-        _with_blockers(grouping, candidate, number)
-        for number, candidate in enumerate(grouping.candidates)
+        FusionCandidate(
+            id=candidate.id,
+            nodes=candidate.nodes,
+            inputs=candidate.inputs,
+            outputs=candidate.outputs,
+            saved=candidate.saved,
+            shape=candidate.shape,
+            pattern=candidate.pattern,
+            blockers=tuple(own),
+        )
+        for candidate, own in zip(grouping.candidates, lists, strict=True)
     )
-
-
-def _with_blockers(grouping: Grouping, candidate: FusionCandidate, number: int) -> FusionCandidate:
-    index, owner = grouping.index, grouping.owner
-    pairs: dict[tuple[int, int], None] = {}
-    for node in candidate.nodes:
-        member = index.positions[node]
-        for producer, _ in index.producers_of(member):
-            if owner.get(producer) != number:
-                pairs[producer, member] = None
-        for value in index.nodes[member].outputs:
-            for user in index.consumers.get(value, ()):
-                if owner.get(user) != number:
-                    pairs[member, user] = None
-    return FusionCandidate(
-        id=candidate.id,
-        nodes=candidate.nodes,
-        inputs=candidate.inputs,
-        outputs=candidate.outputs,
-        saved=candidate.saved,
-        shape=candidate.shape,
-        pattern=candidate.pattern,
-        blockers=tuple(pair_blocker(grouping, *pair) for pair in pairs),
-    )
-
-
-def pair_blocker(grouping: Grouping, producer: int, consumer: int) -> Blocker:
-    """Why these two neighbours are not in one kernel."""
-    index = grouping.index
-    nodes = (index.nodes[producer].id, index.nodes[consumer].id)
-    code, message = _pair_refusal(grouping, producer, consumer)
-    return Blocker(code=code, nodes=nodes, message=message)
 
 
 def _pair_refusal(grouping: Grouping, producer: int, consumer: int) -> Refusal:
+    """Why these two neighbours are not in one kernel."""
     index = grouping.index
-    for position in (consumer, producer):
-        if index.infos[position] is None:
-            return _refusal(index, position)
+    refused = index.refusals[consumer], index.refusals[producer]
+    if refused[0] is not None or refused[1] is not None:
+        # An elementwise op that no kernel is made for says more than its neighbour's kind.
+        if refused[1] is not None and (
+            refused[0] is None or index.nodes[producer].kind == "elementwise"
+        ):
+            return refused[1]
+        return _refusal(index, consumer)
+    parent = grouping.parent
+    if parent is not None:
+        group = parent.owner.get(producer)
+        if group is None or group != parent.owner.get(consumer):
+            return _pair_refusal(parent, producer, consumer)
+        if index.nodes[producer].frame != index.nodes[consumer].frame:
+            return "frame", "different Python frames called the two ops; no one line holds both"
     growth = grouping.growth
     if growth.contexts[producer] != growth.contexts[consumer]:
-        return context_refusal(
-            *(
-                context(index.nodes[position], within_frame=grouping.within_frame)
-                for position in (producer, consumer)
-            )
-        )
-    known = growth.rejections.get((producer, consumer))
+        return context_refusal(context(index.nodes[producer]), context(index.nodes[consumer]))
+    known = growth.rejections.get((producer, consumer)) or _cut_between(
+        grouping, producer, consumer
+    )
     if known is not None:
         return known
-    cut = _cut_between(grouping, producer, consumer)
-    if cut is not None:
-        return cut
     return "non-convex", "the two belong to kernels of which one must run before the other"
 
 

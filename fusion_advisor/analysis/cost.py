@@ -69,6 +69,9 @@ class Parts:
         return longer + unhidden * shorter + self.first_touch
 
 
+_IDLE = Parts(0.0, 0.0, 0.0)
+
+
 class Bandwidth:
     """Streaming rate by working set: straight lines between the measured points."""
 
@@ -76,6 +79,7 @@ class Bandwidth:
         points = sorted(ceilings.bandwidth, key=lambda point: point.working_set_bytes)
         self._sizes = [math.log2(max(1, point.working_set_bytes)) for point in points]
         self._rates = [max(point.gb_per_s, 1e-9) for point in points]
+        self._known: dict[float, float] = {}  # layers repeat, and so do their working sets
 
     @property
     def memory_rate(self) -> float:
@@ -84,6 +88,12 @@ class Bandwidth:
 
     def rate(self, working_set: float) -> float:
         """GB/s for bytes that come from a working set of this size."""
+        rate = self._known.get(working_set)
+        if rate is None:
+            rate = self._known[working_set] = self._interpolate(working_set)
+        return rate
+
+    def _interpolate(self, working_set: float) -> float:
         if not self._rates:
             return 1.0
         size = math.log2(max(1.0, working_set))
@@ -130,6 +140,8 @@ class CostModel:
             if position is not None:
                 self._measured[position] = time
         self._reuse = _reuse_distances(index, traffic)
+        self._known_parts: dict[tuple[object, ...], Parts] = {}
+        self._estimates: dict[tuple[str, ...], CostEstimate] = {}
         self.call_us = ceilings.call_us or DEFAULT_CALL_US
         self._parts: list[Parts] = [self._op_parts(i) for i in range(len(index.nodes))]
         self.host_bound = self._host_bound()
@@ -138,21 +150,34 @@ class CostModel:
     # -- ops -----------------------------------------------------------------------------------
 
     def _op_parts(self, position: int) -> Parts:
-        index, traffic = self.index, self.traffic
-        op = traffic.ops[position]
-        if not op.reads and not op.writes:
-            return Parts(0.0, 0.0, 0.0)
-        whole = op.total
+        op = self.traffic.ops[position]
+        if not op.total:
+            return _IDLE
+        index = self.index
+        node = index.nodes[position]
+        values = index.values
+        # Layers repeat: ops of one name over equal shapes with equal reuse cost the same.
+        key = (
+            node.op,
+            op.total,
+            self._reuse[position],
+            values[node.outputs[0]].shape if node.outputs else None,
+            *[values[v].shape for v in node.inputs],
+        )
+        parts = self._known_parts.get(key)
+        if parts is None:
+            parts = self._known_parts[key] = self._model_parts(position)
+        return parts
+
+    def _model_parts(self, position: int) -> Parts:
+        op, node = self.traffic.ops[position], self.index.nodes[position]
         memory = 0.0
         for (_, size), distance in zip(op.reads, self._reuse[position], strict=True):
-            memory += self.bandwidth.time_us(size, max(whole, distance))
-        written = 0
-        for _, size in op.writes:
-            memory += self.bandwidth.time_us(size, whole)
-            written += size
-        node = index.nodes[position]
+            memory += self.bandwidth.time_us(size, max(op.total, distance))
+        written = sum(size for _, size in op.writes)
+        memory += self.bandwidth.time_us(written, op.total)
         touch = 0.0 if node.mutates else self._first_touch(written, 0.0)
-        flops = op_flops(index, position)
+        flops = op_flops(self.index, position)
         compute = self._compute_us(flops, self._rate_dtype(position), PEAK_SHARE_MID)
         return Parts(memory, compute, touch)
 
@@ -217,6 +242,12 @@ class CostModel:
 
     def estimate(self, candidate: FusionCandidate) -> CostEstimate:
         """What one kernel in place of the candidate's ops would change."""
+        known = self._estimates.get(candidate.nodes)
+        if known is None:
+            known = self._estimates[candidate.nodes] = self._estimate(candidate)
+        return known
+
+    def _estimate(self, candidate: FusionCandidate) -> CostEstimate:
         index = self.index
         members = [index.positions[node] for node in candidate.nodes]
         working = [m for m in members if self.traffic.ops[m].writes]
@@ -361,6 +392,8 @@ class CostModel:
     def _rate_dtype(self, position: int) -> str:
         """The dtype whose arithmetic rate applies: float32 for 16-bit elementwise work."""
         node = self.index.nodes[position]
+        if not node.outputs:
+            return "float32"
         dtype = self.index.values[node.outputs[0]].dtype
         return opmath(dtype) if self.index.infos[position] is not None else dtype
 
@@ -399,14 +432,19 @@ def estimate_registers(
             last[value] = k
     for value in candidate.outputs:
         last.setdefault(value, len(members))
-    live: dict[str, int] = {}
-    most = 0
+    ends = [0] * (len(members) + 1)
+    seen: set[str] = set()
+    live = most = 0
     for k, member in enumerate(members):
         node = index.nodes[member]
         for value in (*node.inputs, node.outputs[0]):
-            live[value] = 2 if item_bytes(index.values[value].dtype) == 8 else 1
-        most = max(most, sum(live.values()))
-        live = {value: width for value, width in live.items() if last.get(value, -1) > k}
+            if value not in seen:
+                seen.add(value)
+                width = 2 if item_bytes(index.values[value].dtype) == 8 else 1
+                live += width
+                ends[last.get(value, k)] += width
+        most = max(most, live)
+        live -= ends[k]
     operands = len(candidate.inputs) + len(candidate.outputs)
     return min(MAX_REGISTERS, BASE_REGISTERS + REGISTERS_PER_OPERAND * operands + most)
 

@@ -34,6 +34,7 @@ class GraphIndex:
     writers: dict[int, list[int]]  # the same storages -> positions that write them
     infos: list[OpInfo | None]  # filled by legality.mark_members
     refusals: list[tuple[str, str] | None]  # why a node is not a member: code, message
+    joinable: list[tuple[int, ...]]  # per member: members that make its inputs, latest first
 
     def producers_of(self, position: int) -> list[tuple[int, str]]:
         """(Producing position, value) of each input that a node of the run made."""
@@ -108,6 +109,7 @@ def build_index(graph: OpGraph) -> GraphIndex:
         writers=writers,
         infos=[None] * len(nodes),
         refusals=[None] * len(nodes),
+        joinable=[()] * len(nodes),
     )
 
 

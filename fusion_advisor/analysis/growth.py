@@ -10,6 +10,8 @@ near-linear in the number of ops.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from fusion_advisor.analysis.graph_index import Context, GraphIndex, broadcasts_to
 from fusion_advisor.analysis.legality import Refusal, context
 
@@ -19,7 +21,7 @@ _SLOTS_BEFORE_CLEANING = 64  # masks of one machine word at first; then cleaning
 class Group:
     """A set of ops that is to become one kernel; ``bits`` and ``reached`` are masks."""
 
-    __slots__ = ("bits", "members", "pending", "reached", "shape")
+    __slots__ = ("bits", "members", "pending", "reached", "read", "shape")
 
     def __init__(self, member: int, shape: tuple[int, ...], reached: int, pending: int) -> None:
         self.members = [member]
@@ -27,16 +29,24 @@ class Group:
         self.reached = reached  # groups with a path to this one
         self.pending = pending  # joinable consumers still to come
         self.bits = 0
+        self.read = False  # some op outside depends on it already
 
 
 class Growth:
-    """The outcome of one pass: the group of every member, and why neighbours did not join."""
+    """The outcome of one pass: the group of every member, and why neighbours did not join.
 
-    def __init__(self, index: GraphIndex, *, within_frame: bool) -> None:
+    ``contexts`` numbers what must be equal for two ops to share a kernel.  ``positions``, in
+    recorded order, restricts the pass to some ops; what lies between them is then taken not to
+    matter, which holds inside a group that is legal itself.
+    """
+
+    def __init__(
+        self, index: GraphIndex, contexts: Sequence[int], positions: Sequence[int] | None = None
+    ) -> None:
         self.index = index
         self.group_of: list[Group | None] = [None] * len(index.nodes)
         self.rejections: dict[tuple[int, int], Refusal] = {}
-        self.contexts = _intern_contexts(index, within_frame=within_frame)
+        self.contexts = contexts
         self._joinable = [0] * len(index.nodes)
         self._remaining = [0] * len(index.nodes)
         self._masks: dict[int, int] = {}  # of ops outside live groups; only those not zero
@@ -44,9 +54,11 @@ class Growth:
         self._free: list[int] = []
         self._stale = 0  # bits of groups that came to be reached by more after others read them
         self._clean_at = _SLOTS_BEFORE_CLEANING
-        self._count_uses()
-        for position, info in enumerate(index.infos):
-            if info is None:
+        order = range(len(index.nodes)) if positions is None else positions
+        self._count_uses(order)
+        infos = index.infos
+        for position in order:
+            if infos[position] is None:
                 self._pass(position)
             else:
                 self._join(position)
@@ -63,27 +75,15 @@ class Growth:
 
     # -- preparation ---------------------------------------------------------------------------
 
-    def _count_uses(self) -> None:
+    def _count_uses(self, order: Iterable[int]) -> None:
         remaining, joinable = self._remaining, self._joinable
         index, contexts = self.index, self.contexts
-        for position, dependencies in enumerate(index.dependencies):
-            for earlier in dependencies:
+        for position in order:
+            for earlier in index.dependencies[position]:
                 remaining[earlier] += 1
-            if index.infos[position] is not None:
-                for producer in self._joinable_producers(position):
-                    if contexts[producer] == contexts[position]:
-                        joinable[producer] += 1
-
-    def _joinable_producers(self, position: int) -> list[int]:
-        """Producers of inputs that are possible members themselves, each once."""
-        index = self.index
-        infos, producer = index.infos, index.producer
-        found: list[int] = []
-        for value in index.nodes[position].inputs:
-            made = producer.get(value)
-            if made is not None and infos[made] is not None and made not in found:
-                found.append(made)
-        return found
+            for producer in index.joinable[position]:
+                if contexts[producer] == contexts[position]:
+                    joinable[producer] += 1
 
     # -- masks ---------------------------------------------------------------------------------
 
@@ -93,6 +93,20 @@ class Growth:
         if group is not None and group.bits:
             return group.reached | group.bits
         return self._masks.get(position, 0)
+
+    def _read(self, position: int, reader: Group | None = None) -> int:
+        """The reach of everything the op at ``position`` depends on, outside ``reader``."""
+        group_of, masks = self.group_of, self._masks
+        mask = 0
+        for earlier in self.index.dependencies[position]:
+            group = group_of[earlier]
+            if group is not None and group.bits:
+                if group is not reader:
+                    group.read = True
+                    mask |= group.reached | group.bits
+            elif masks:
+                mask |= masks.get(earlier, 0)
+        return mask
 
     def _close(self, mask: int) -> int:
         """Add what reaches the groups in ``mask`` that changed after the mask was made."""
@@ -106,11 +120,12 @@ class Growth:
         return mask
 
     def _release(self, position: int) -> None:
-        """Count one dependency of a processed op as used; forget masks nobody will ask for."""
-        left = self._remaining[position] - 1
-        self._remaining[position] = left
-        if not left:
-            self._masks.pop(position, None)
+        """Count the op's dependencies as used; forget masks nobody will ask for."""
+        remaining, masks = self._remaining, self._masks
+        for earlier in self.index.dependencies[position]:
+            remaining[earlier] -= 1
+            if masks and not remaining[earlier]:
+                masks.pop(earlier, None)
 
     def _allocate(self, group: Group) -> None:
         if self._free:
@@ -159,10 +174,8 @@ class Growth:
 
     def _pass(self, position: int) -> None:
         """An op outside all groups: it carries on what its inputs are reached from."""
-        mask = 0
-        for earlier in self.index.dependencies[position]:
-            mask |= self._reach(earlier)
-            self._release(earlier)
+        mask = self._read(position)
+        self._release(position)
         if mask and self._remaining[position]:
             self._masks[position] = mask
 
@@ -175,7 +188,7 @@ class Growth:
         verdicts: dict[int, Refusal | None] = {}
         own_context = self.contexts[position]
         # The latest producer first: it is the likeliest to lie on a path from the others.
-        for producer in sorted(self._joinable_producers(position), reverse=True):
+        for producer in index.joinable[position]:
             group = self.group_of[producer]
             if group is None or self.contexts[producer] != own_context:
                 continue
@@ -199,15 +212,12 @@ class Growth:
             group.shape = space
         else:
             self._start(position, shape)
-        for earlier in index.dependencies[position]:
-            self._release(earlier)
+        self._release(position)
         if len(self._slots) - len(self._free) > self._clean_at:
             self._clean()
 
     def _start(self, position: int, shape: tuple[int, ...]) -> None:
-        reached = 0
-        for earlier in self.index.dependencies[position]:
-            reached |= self._reach(earlier)
+        reached = self._read(position)
         pending = self._joinable[position]
         group = Group(position, shape, reached, pending)
         self.group_of[position] = group
@@ -218,10 +228,7 @@ class Growth:
             self._masks[position] = reached
 
     def _add(self, position: int, group: Group) -> None:
-        reached = 0
-        for earlier in self.index.dependencies[position]:
-            if self.group_of[earlier] is not group:
-                reached |= self._reach(earlier)
+        reached = self._read(position, group)
         group.members.append(position)
         group.pending += self._joinable[position]
         self.group_of[position] = group
@@ -238,6 +245,7 @@ class Growth:
             self.group_of[member] = first
         first.members.extend(second.members)
         first.pending += second.pending
+        first.read |= second.read
         mask = second.bits
         while mask:
             low = mask & -mask
@@ -251,6 +259,8 @@ class Growth:
 
     def _spread(self, group: Group, new: int) -> None:
         """Tell the groups downstream of ``group`` that they are reached from ``new`` as well."""
+        if not group.read:
+            return
         bits = group.bits
         self._stale |= bits
         for other in self._slots:
@@ -334,13 +344,10 @@ class Growth:
         )
 
 
-def _intern_contexts(index: GraphIndex, *, within_frame: bool) -> list[int]:
+def whole_run_contexts(index: GraphIndex) -> list[int]:
+    """One number per op: equal where device, phase and the like are equal."""
     numbers: dict[Context, int] = {}
-    result: list[int] = []
-    for node in index.nodes:
-        key = context(node, within_frame=within_frame)
-        result.append(numbers.setdefault(key, len(numbers)))
-    return result
+    return [numbers.setdefault(context(node), len(numbers)) for node in index.nodes]
 
 
 def larger_shape(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:

@@ -55,8 +55,8 @@ BLOCKER_CODES: Mapping[str, str] = MappingProxyType(
 
 MAX_ELEMENTS = 2**31 - 1  # kernels index with 32-bit offsets
 
-# What a thread of the context tuple means, in its order; the last one only within frames.
-_CONTEXT_CODES = ("device", "stream", "thread", "phase", "autocast", "grad-mode", "frame")
+# What the parts of an op's context are about, in their order.
+_CONTEXT_CODES = ("device", "stream", "thread", "phase", "autocast", "grad-mode")
 
 _MANY_TO_ONE = {
     "reduction": "a reduction needs the whole of its input before its first result",
@@ -81,9 +81,9 @@ _PLAIN_FLAGS = frozenset({"wrapped-number", "parameter"})
 _DTYPES = frozenset(SUPPORTED_DTYPES)
 
 
-def context(node: OpNode, *, within_frame: bool) -> Context:
+def context(node: OpNode) -> Context:
     """What must be equal for two ops to share a kernel."""
-    shared = (
+    return (
         node.device,
         node.stream,
         node.thread,
@@ -91,12 +91,11 @@ def context(node: OpNode, *, within_frame: bool) -> Context:
         node.autocast,
         node.grad_enabled,
     )
-    return (*shared, node.frame) if within_frame else shared
 
 
 def context_refusal(first: Context, second: Context) -> Refusal:
     """Which part of two differing contexts differs, as a blocker."""
-    for code, a, b in zip(_CONTEXT_CODES, first, second, strict=False):
+    for code, a, b in zip(_CONTEXT_CODES, first, second, strict=True):
         if a != b:
             return code, f"{BLOCKER_CODES[code]} ({a} and {b})"
     raise ValueError("the contexts are equal")
@@ -121,8 +120,20 @@ def mark_members(index: GraphIndex) -> None:
                 refusal = late.refusal(i, node)
         if refusal is None:
             index.infos[i] = info
+            index.joinable[i] = _member_producers(index, node)
         else:
             index.refusals[i] = refusal
+
+
+def _member_producers(index: GraphIndex, node: OpNode) -> tuple[int, ...]:
+    """Members (earlier ones are marked by now) that make the node's inputs, latest first."""
+    infos, producer = index.infos, index.producer
+    found = {
+        made
+        for value in node.inputs
+        if (made := producer.get(value)) is not None and infos[made] is not None
+    }
+    return tuple(sorted(found, reverse=True)) if len(found) > 1 else tuple(found)
 
 
 def _kind_refusal(node: OpNode, info: OpInfo | None) -> Refusal:

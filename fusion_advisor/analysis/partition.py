@@ -36,9 +36,9 @@ class Piece:
 class Partition:
     """Cuts groups into pieces; ``cuts`` says, per member that was cut off, why."""
 
-    def __init__(self, index: GraphIndex, *, within_frame: bool) -> None:
+    def __init__(self, index: GraphIndex, *, placed: bool = False) -> None:
         self.index = index
-        self.within_frame = within_frame
+        self.placed = placed  # one place in the recorded order must do for all members
         self.cuts: dict[int, Refusal] = {}
 
     def pieces(self, group: list[int]) -> list[Piece]:
@@ -51,8 +51,8 @@ class Partition:
                 continue
             piece = self._look(members)
             parts = self._limit_cut(piece) or self._output_cut(piece)
-            if parts is None and self.within_frame:
-                parts = self._placement_cut(piece)
+            if parts is None and self.placed:
+                parts = self.placement_cut(piece)
             if parts is None:
                 done.append(piece)
             else:
@@ -133,7 +133,7 @@ class Partition:
         last = max(first)
         return [[m for m in piece.members if m != last], [last]]
 
-    def _placement_cut(self, piece: Piece) -> list[list[int]] | None:
+    def placement_cut(self, piece: Piece) -> list[list[int]] | None:
         """In source, one call must stand after all inputs and before all users of outputs.
 
         Checked against the recorded order of the ops, view ops included.

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 
-from fusion_advisor.analysis.chains import group_ops, index_graph, pair_blockers, with_blockers
+from fusion_advisor.analysis.chains import (
+    Grouping,
+    group_ops,
+    group_within_frames,
+    index_graph,
+    pair_blockers,
+    with_blockers,
+)
 from fusion_advisor.analysis.cost import CostModel
 from fusion_advisor.analysis.findings import MIN_SAVING_US, MIN_SHARE, find_findings, threshold
 from fusion_advisor.analysis.optimizer import find_optimizer_step
@@ -72,10 +81,26 @@ def analyze(
 
     Raises AnalysisError where the recording contradicts itself.
     """
-    options = options or AnalysisOptions()
+    with _collector_paused():
+        return _analyze(capture, first_id, options or AnalysisOptions())
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Records make no cycles, and the collector would walk all of them over and over."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _analyze(capture: Capture, first_id: int, options: AnalysisOptions) -> Analysis:
     index = index_graph(capture.graph)
     whole = group_ops(index)
-    framed = group_ops(index, within_frame=True)
+    framed = group_within_frames(whole)
     traffic = TrafficModel(index)
     ceilings = options.device or capture.ceilings or ASSUMED_CEILINGS
     here = options.device is None
@@ -99,14 +124,15 @@ def analyze(
     step = find_optimizer_step(model, ids=ids, wall_us=wall_us, least=least)
     if step is not None:
         findings = (*findings, step)
-    findings = _explained(findings, with_blockers(framed))
-    candidates = with_blockers(whole)
+    why_not = pair_blockers(whole)
+    candidates = with_blockers(whole, why_not)
+    findings = _explained(findings, candidates, framed)
     before, after = run_traffic(traffic, candidates)
     return Analysis(
         candidates=candidates,
-        estimates=tuple(model.estimate(candidate) for candidate in candidates),
+        estimates=tuple([model.estimate(candidate) for candidate in candidates]),
         findings=findings,
-        why_not=pair_blockers(whole),
+        why_not=why_not,
         ratios=ratios(traffic, candidates),
         bounds=tuple(
             (node.id, model.bound(i))
@@ -126,10 +152,13 @@ def analyze(
 
 
 def _explained(
-    findings: tuple[Finding, ...], explained: tuple[FusionCandidate, ...]
+    findings: tuple[Finding, ...], candidates: tuple[FusionCandidate, ...], framed: Grouping
 ) -> tuple[Finding, ...]:
     """The findings with occurrences that say where each group ends, and why."""
-    known = {candidate.id: candidate for candidate in explained}
+    if not findings:
+        return ()
+    known = {each.id: each for each in with_blockers(framed, pair_blockers(framed))}
+    known.update((each.id, each) for each in candidates)
     return tuple(
         replace(
             finding,

@@ -29,14 +29,10 @@ class OpTraffic:
 
     reads: tuple[tuple[str, int], ...]
     writes: tuple[tuple[str, int], ...]
-
-    @property
-    def total(self) -> int:
-        """Distinct bytes read plus distinct bytes written."""
-        return sum(size for _, size in self.reads) + sum(size for _, size in self.writes)
+    total: int  # distinct bytes read plus distinct bytes written
 
 
-_NOTHING = OpTraffic((), ())
+_NOTHING = OpTraffic((), (), 0)
 
 
 class TrafficModel:
@@ -47,18 +43,21 @@ class TrafficModel:
         self._sizes: dict[str, int] = {}
         self._names: dict[str, str] = {}
         self._seen: dict[tuple[object, ...], str] = {}
+        self._bytes: dict[tuple[object, ...], int] = {}
+        self._shared = _shared_storages(index)
         self.ops: list[OpTraffic] = [self._op(node) for node in index.nodes]
-
-    @property
-    def total(self) -> int:
-        """Bytes of the whole run, as it was recorded."""
-        return sum(op.total for op in self.ops)
+        self.total = sum(op.total for op in self.ops)  # of the whole run, as recorded
 
     def size(self, value: str) -> int:
         """Distinct bytes of a value; dimensions it is expanded over do not count."""
         size = self._sizes.get(value)
         if size is None:
-            size = self._sizes[value] = distinct_bytes(self.index.values[value])
+            spec = self.index.values[value]
+            key = (spec.shape, spec.strides, spec.dtype)
+            size = self._bytes.get(key)
+            if size is None:
+                size = self._bytes[key] = distinct_bytes(spec)
+            self._sizes[value] = size
         return size
 
     def memory(self, value: str) -> str:
@@ -66,6 +65,8 @@ class TrafficModel:
         name = self._names.get(value)
         if name is None:
             spec = self.index.values[value]
+            if spec.storage not in self._shared:
+                return value
             key = (spec.storage, spec.version, spec.offset, spec.shape, spec.strides, spec.dtype)
             name = self._names[value] = self._seen.setdefault(key, value)
         return name
@@ -87,16 +88,36 @@ class TrafficModel:
         op = node.op
         if kind == "factory" and op.startswith(_UNWRITTEN_FACTORIES):
             return _NOTHING
-        writes = tuple([(self.memory(v), self.size(v)) for v in node.outputs])
+        sizes = self.size
+        writes = tuple([(self.memory(v), sizes(v)) for v in node.outputs])
         read_values = node.inputs
         if node.mutates and functional_name(op) in _WRITE_ONLY:
             read_values = tuple(v for v in read_values if v not in node.mutates)
-        reads = tuple({self.memory(v): self.size(v) for v in read_values}.items())
+        if len(read_values) == 1:
+            reads = tuple([(self.memory(v), sizes(v)) for v in read_values])
+        else:
+            reads = tuple({self.memory(v): sizes(v) for v in read_values}.items())
         if kind == "indexing" and reads:
             # A look-up reads as many elements of its table as it gives, not the whole table.
             table, size = reads[0]
             reads = ((table, min(size, sum(size for _, size in writes))), *reads[1:])
-        return OpTraffic(reads, writes)
+        total = 0
+        for _, size in reads:
+            total += size
+        for _, size in writes:
+            total += size
+        return OpTraffic(reads, writes, total)
+
+
+def _shared_storages(index: GraphIndex) -> set[int]:
+    """Storages that more than one value lives in."""
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for spec in index.values.values():
+        if spec.storage in seen:
+            shared.add(spec.storage)
+        seen.add(spec.storage)
+    return shared
 
 
 def distinct_bytes(spec: TensorSpec) -> int:

@@ -1,0 +1,211 @@
+"""A slow and simple checker of fusion candidates that shares no code with the analysis.
+
+Every rule is applied by brute force: reachability by search over all pairs of ops that touch the
+same storage, mutation by running the program on symbolic memory, once op by op in recorded order
+and once with every group as one step that reads first, writes fresh memory, and leaves the
+storages of its in-place members alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusion_advisor.records import FusionCandidate, OpGraph, OpNode
+
+
+def problems(graph: OpGraph, candidates: Sequence[FusionCandidate]) -> list[str]:
+    """Everything that is wrong with the candidates; empty when all are legal together."""
+    found: list[str] = []
+    owner: dict[str, int] = {}
+    for number, candidate in enumerate(candidates):
+        found += _shape_problems(graph, candidate)
+        found += _context_problems(graph, candidate)
+        for node in candidate.nodes:
+            if node in owner:
+                found.append(f"{node} is in two candidates")
+            owner[node] = number
+    order = _schedule(graph, owner, len(candidates))
+    if order is None:
+        return [*found, "the groups cannot be ordered: some path leaves a group and comes back"]
+    return found + _memory_problems(graph, candidates, order)
+
+
+def lonely(graph: OpGraph, candidate: FusionCandidate) -> bool:
+    """Whether some member is joined to the others by no producer-consumer edge."""
+    members = [n for n in graph.nodes if n.id in candidate.nodes]
+    reached = {members[0].id}
+    for _ in members:
+        for a in members:
+            for b in members:
+                if set(a.outputs) & set(b.inputs) and (a.id in reached or b.id in reached):
+                    reached |= {a.id, b.id}
+    return len(reached) < len(members)
+
+
+def _depends(earlier: OpNode, later: OpNode, storage: dict[str, int]) -> bool:
+    """Whether two ops must keep their order: data, or the same storage with a write."""
+    if set(earlier.outputs) & set(later.inputs):
+        return True
+    touched = {storage[v] for v in (*earlier.inputs, *earlier.outputs)}
+    written = {storage[v] for v in earlier.mutates}
+    touched_later = {storage[v] for v in (*later.inputs, *later.outputs)}
+    written_later = {storage[v] for v in later.mutates}
+    return bool(written & touched_later or touched & written_later)
+
+
+def _schedule(graph: OpGraph, owner: dict[str, int], groups: int) -> list[object] | None:
+    """An order of steps, each an op or a group number, that keeps all dependences; or None."""
+    storage = {v.id: v.storage for v in graph.values}
+    step_of: dict[str, object] = {n.id: owner.get(n.id, n.id) for n in graph.nodes}
+    needs: dict[object, set[object]] = {step: set() for step in step_of.values()}
+    for j, later in enumerate(graph.nodes):
+        for earlier in graph.nodes[:j]:
+            a, b = step_of[earlier.id], step_of[later.id]
+            if a != b and _depends(earlier, later, storage):
+                needs[b].add(a)
+    order: list[object] = []
+    while needs:
+        ready = [step for step, before in needs.items() if not before]
+        if not ready:
+            return None
+        # The last one that is ready: as far from the recorded order as is allowed.
+        step = ready[-1]
+        order.append(step)
+        del needs[step]
+        for before in needs.values():
+            before.discard(step)
+    return order
+
+
+def _shape_problems(graph: OpGraph, candidate: FusionCandidate) -> list[str]:
+    values = {v.id: v for v in graph.values}
+    nodes = {n.id: n for n in graph.nodes}
+    found = []
+    if len(candidate.nodes) < 2:
+        found.append(f"{candidate.id} has one member")
+    for node in candidate.nodes:
+        if nodes[node].kind not in ("elementwise", "copy", "view", "metadata"):
+            found.append(f"{node} is a {nodes[node].kind}")
+    inside = {v for node in candidate.nodes for v in nodes[node].outputs}
+    for value in candidate.outputs:
+        if values[value].shape != candidate.shape:
+            found.append(f"output {value} has another shape than the iteration space")
+        if value not in inside:
+            found.append(f"output {value} is not made inside")
+    external = {v for node in candidate.nodes for v in nodes[node].inputs} - inside
+    if {operand.value for operand in candidate.inputs} != external:
+        found.append(f"{candidate.id} lists other inputs than it reads")
+    for operand in candidate.inputs:
+        shape = values[operand.value].shape
+        if len(operand.dims) != len(candidate.shape):
+            found.append(f"{operand.value}: one entry per iteration dimension is needed")
+            continue
+        for d, dim in enumerate(operand.dims):
+            own = len(shape) - (len(candidate.shape) - d)
+            if dim is not None and (dim != own or shape[dim] != candidate.shape[d]):
+                found.append(f"{operand.value} is read at the wrong dimension {d}")
+            if dim is None and own >= 0 and shape[own] != 1:
+                found.append(f"{operand.value} is not broadcast at {d}")
+    for node in candidate.nodes:
+        for value in nodes[node].outputs:
+            outside = [n for n in graph.nodes if value in n.inputs and n.id not in candidate.nodes]
+            backward = [n for n in outside if n.phase == "backward"]
+            forward = nodes[node].phase == "forward"
+            needed = value in graph.outputs or (len(outside) > len(backward) * forward)
+            if needed and value not in candidate.outputs:
+                found.append(f"{value} is needed outside, but is no output")
+            if not needed and backward and forward and value not in candidate.saved:
+                if value not in candidate.outputs:
+                    found.append(f"{value} is saved for backward, but is not listed")
+    return found
+
+
+def _context_problems(graph: OpGraph, candidate: FusionCandidate) -> list[str]:
+    nodes = [n for n in graph.nodes if n.id in candidate.nodes]
+    fields = ("device", "stream", "thread", "phase", "autocast", "grad_enabled")
+    return [
+        f"{candidate.id} mixes {name}"
+        for name in fields
+        if len({getattr(node, name) for node in nodes}) > 1
+    ]
+
+
+def _memory_problems(
+    graph: OpGraph, candidates: Sequence[FusionCandidate], order: Sequence[object]
+) -> list[str]:
+    """Run symbolically both ways and compare what every op outside the groups reads.
+
+    A storage holds one symbol (its whole content); an op's result is the tuple of its name and
+    what it read.  In the fused run an in-place member does not write: its result lives in a
+    storage of its own, and so do views that are taken of it.
+    """
+    nodes = {n.id: n for n in graph.nodes}
+    values = {v.id: v for v in graph.values}
+    eager_read, eager_end = _run(graph, [[n] for n in graph.nodes], fused=set())
+    steps = [
+        [nodes[n] for n in candidates[step].nodes] if isinstance(step, int) else [nodes[step]]
+        for step in order
+    ]
+    members = {n for candidate in candidates for n in candidate.nodes}
+    fused_read, fused_end = _run(graph, steps, fused=members)
+    found = [
+        f"{node} reads something else when fused"
+        for node, seen in eager_read.items()
+        if fused_read[node] != seen
+    ]
+    found += [
+        f"{value} ({values[value].shape}) ends as something else when fused"
+        for value in graph.outputs
+        if eager_end[value] != fused_end[value]
+    ]
+    return found
+
+
+def _run(
+    graph: OpGraph, steps: Sequence[Sequence[OpNode]], *, fused: set[str]
+) -> tuple[dict[str, object], dict[str, object]]:
+    values = {v.id: v for v in graph.values}
+    producer = {v: n for n in graph.nodes for v in n.outputs}
+    place: dict[str, object] = {}  # value -> storage it lives in, in this run
+    memory: dict[object, object] = {}
+    read: dict[str, object] = {}
+
+    def storage(value: str) -> object:
+        if value not in place:
+            # Not made by an op of this run: the place where its storage was first seen.
+            alias = values[value].alias_of
+            place[value] = storage(alias) if alias else ("given", values[value].storage)
+            memory.setdefault(place[value], ("content", values[value].storage))
+        return place[value]
+
+    def load(value: str, registers: dict[str, object]) -> object:
+        return registers[value] if value in registers else memory[storage(value)]
+
+    for step in steps:
+        registers: dict[str, object] = {}
+        group = step[0].id in fused
+        for node in step:
+            seen = tuple(load(v, registers if group else {}) for v in node.inputs)
+            read[node.id] = seen
+            result = (node.op.replace("_.", "."), node.args and str(node.args[1:]), seen)
+            for value in node.outputs:
+                if group:
+                    registers[value] = result
+                elif node.mutates:
+                    place[value] = storage(node.mutates[0])
+                    memory[place[value]] = result
+                elif values[value].storage in {values[v].storage for v in node.inputs}:
+                    source = next(
+                        v for v in node.inputs if values[v].storage == values[value].storage
+                    )
+                    place[value] = storage(source)
+                else:
+                    place[value] = ("made", value)
+                    memory[place[value]] = result
+        if group:
+            for value, result in registers.items():
+                place[value] = ("fused", value)
+                memory[place[value]] = result
+    assert producer is not None
+    # What a name shows at the end is the content of the storage it lives in by then.
+    return read, {value: memory[storage(value)] for value in graph.outputs}
