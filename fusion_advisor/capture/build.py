@@ -7,40 +7,64 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from fusion_advisor.capture import source
-from fusion_advisor.capture.frames import Place
+
 from fusion_advisor.capture.recording import Recording
 from fusion_advisor.records import OpGraph, OpNode, SourceSpan
 
 if TYPE_CHECKING:
     from fusion_advisor.capture.dispatch import RawOp, Recorder
+    from fusion_advisor.capture.frames import FrameMark
+
+_MAX_DEPTH = 60  # frames of the outer stack that are kept
 
 
 class _Spans:
-    """Source spans by place; a loop's ops share theirs."""
+    """Source spans by place; the ops of a loop share theirs."""
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
-        self._spans: dict[Place, SourceSpan | None] = {}
-        self._stacks: dict[Any, tuple[SourceSpan, ...]] = {}
+        # By id, as hashing a code object is slow; the recorded ops keep the objects.
+        self._spans: dict[tuple[int, int], SourceSpan | None] = {}
+        self._stacks: dict[tuple[int, int, int], tuple[SourceSpan, ...]] = {}
+        self._outer: dict[int, tuple[SourceSpan, ...]] = {}
 
     def span(self, code: CodeType | None, offset: int) -> SourceSpan | None:
         if code is None or not self._enabled:
             return None
-        place = (code, offset)
+        place = (id(code), offset)
         if place not in self._spans:
             self._spans[place] = source.span_of(code, offset)
         return self._spans[place]
 
     def stack(self, raw: RawOp) -> tuple[SourceSpan, ...]:
+        """The spans from the innermost frame outwards."""
         if raw.code is None or raw.mark is None or not self._enabled:
             return ()
-        key = (raw.code, raw.offset, raw.mark.outer)
+        key = (id(raw.code), raw.offset, raw.mark.number)
         found = self._stacks.get(key)
         if found is None:
-            places = ((raw.code, raw.offset), *raw.mark.outer)
-            spans = [self.span(code, offset) for code, offset in places]
-            found = self._stacks[key] = tuple(span for span in spans if span is not None)
+            span = self.span(raw.code, raw.offset)
+            outer = self._outer_stack(raw.mark)
+            found = self._stacks[key] = outer if span is None else (span, *outer)
         return found
+
+    def _outer_stack(self, mark: FrameMark) -> tuple[SourceSpan, ...]:
+        pending: list[FrameMark] = []
+        stack: tuple[SourceSpan, ...] = ()
+        current: FrameMark | None = mark
+        while current is not None:
+            known = self._outer.get(current.number)
+            if known is not None:
+                stack = known
+                break
+            pending.append(current)
+            current = None if current.caller is None else current.caller[2]
+        for frame in reversed(pending):
+            if frame.caller is not None:
+                span = self.span(frame.caller[0], frame.caller[1])
+                stack = stack if span is None else (span, *stack)[:_MAX_DEPTH]
+            self._outer[frame.number] = stack
+        return stack
 
 
 def build_recording(recorder: Recorder) -> Recording:
@@ -91,10 +115,10 @@ def _build_nodes(
             op=raw.schema.name,
             args=raw.args,
             kwargs=raw.kwargs,
-            inputs=tuple([value.id for value in raw.inputs]),
+            inputs=tuple(dict.fromkeys([value.id for value in raw.inputs])),
             outputs=tuple([value.id for value in raw.outputs]),
             kind=raw.schema.kind,
-            mutates=tuple([value.id for value in raw.mutates]),
+            mutates=tuple(dict.fromkeys([value.id for value in raw.mutates])),
             module_path=path,
             module_class=class_name,
             span=span,

@@ -48,9 +48,9 @@ class RawOp(NamedTuple):
     schema: OpSchema
     args: tuple[Argument, ...]
     kwargs: tuple[tuple[str, Argument], ...]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    mutates: tuple[Value, ...]
+    inputs: list[Value]  # in order of use, repeated where an op reads one twice
+    outputs: list[Value]
+    mutates: list[Value]
     code: Any  # CodeType | None
     offset: int
     mark: FrameMark | None
@@ -269,61 +269,61 @@ class Recorder(TorchDispatchMode):
 
     def _before(self, schema: OpSchema, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Take down the arguments, before the op can change them."""
+        table = self.table
         self._inputs = inputs = []
-        frozen = tuple([self._argument(item) for item in args])
+        argument = self._argument
+        frozen = tuple([argument(item) for item in args])
         frozen_kwargs = (
-            tuple([(key, self._argument(item)) for key, item in kwargs.items()]) if kwargs else ()
+            tuple([(key, argument(item)) for key, item in kwargs.items()]) if kwargs else ()
         )
-        if not schema.written:
-            written, old = (), ()
-        else:
-            written = schema.written_arguments(args, kwargs)  # type: ignore[assignment]
-            old = [self.table.read(tensor) for tensor in written]  # type: ignore[assignment]
+        written: list[Tensor] = []
+        old: list[Value] = []
+        if schema.written:
+            written = schema.written_arguments(args, kwargs)
             for tensor in written:
-                self.table.before_write(tensor)
+                value = table.read(tensor)
+                old.append(value)
+                table.before_write(tensor, value.storage)
         if schema.random:
             liveness.keep_random_state(self.store, schema.node_id(len(self.ops)), args, kwargs)
-        grad = torch.is_grad_enabled()
-        if grad:
-            tensors = flatten(args)
-            if kwargs:
-                tensors += flatten(tuple(kwargs.values()))
-            grad_inputs = False
-            for tensor in tensors:
-                if tensor.requires_grad:
-                    grad_inputs = True
-                    self.table.read(tensor).requires_grad = True
-        else:
-            grad_inputs = False
-        node = torch._C._current_autograd_node()
         context = self.context
         phase = context.phase
         sequence: int | None = None
+        grad = torch.is_grad_enabled()
+        if grad and self._note_gradients(args, kwargs):
+            sequence = torch.autograd._get_sequence_nr() - 1
+        node = torch._C._current_autograd_node()
         if node is not None:
             phase = "backward"
             sequence = node._sequence_nr()
-        elif grad_inputs:
-            sequence = torch.autograd._get_sequence_nr() - 1
         where = self.frames.locate(sys._getframe(2))
         return frozen, frozen_kwargs, inputs, written, old, grad, phase, sequence, where
+
+    def _note_gradients(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Mark the inputs that need a gradient; True if there is one."""
+        tensors = flatten(args)
+        if kwargs:
+            tensors += flatten(tuple(kwargs.values()))
+        found = False
+        for tensor in tensors:
+            if tensor.requires_grad:
+                found = True
+                self.table.read(tensor).requires_grad = True
+        return found
 
     def _after(self, schema: OpSchema, before: tuple[Any, ...], result: Any) -> None:
         """Take down what the op returned and wrote, and append it."""
         frozen, frozen_kwargs, inputs, written, old, grad, phase, sequence, where = before
         table = self.table
-        if not written:
-            outputs = [table.made(tensor) for tensor in flatten(result)]
-            if schema.uninitialised:
-                for value in outputs:
-                    value.blank = True
+        if written:
+            outputs = self._written_outputs(written, old, result)
+        elif type(result) is Tensor:
+            outputs = [table.made(result)]
         else:
-            new = table.written(written, old)
-            of_tensor = {id(tensor): value for tensor, value in zip(written, new, strict=True)}
-            outputs = []
-            for tensor in outputs_in_order(result, written):
-                value = of_tensor.get(id(tensor)) or table.made(tensor)
-                if value not in outputs:
-                    outputs.append(value)
+            outputs = [table.made(tensor) for tensor in flatten(result)]
+        if schema.uninitialised:
+            for value in outputs:
+                value.blank = True
         index = len(self.ops)
         if not outputs and result is not None:
             self.store.numbers[schema.node_id(index)] = result
@@ -339,10 +339,9 @@ class Recorder(TorchDispatchMode):
         context = self.context
         self.ops.append(
             RawOp(
-                schema, frozen, frozen_kwargs, tuple(dict.fromkeys(inputs)), tuple(outputs),
-                tuple(dict.fromkeys(old)), code, offset, mark, context.current, phase,
-                by_engine or (phase == "backward" and code is None), sequence, context.autocast,
-                grad, number, device, stream,
+                schema, frozen, frozen_kwargs, inputs, outputs, old, code, offset, mark,
+                context.current, phase, by_engine or (phase == "backward" and code is None),
+                sequence, context.autocast, grad, number, device, stream,
             )  # fmt: skip
         )
         if index + 1 >= self.options.max_ops:
@@ -350,25 +349,40 @@ class Recorder(TorchDispatchMode):
                 f"recording stopped after {index + 1} ops (max_ops); the rest ran uninstrumented"
             )
 
+    def _written_outputs(
+        self, written: list[Tensor], old: list[Value], result: Any
+    ) -> list[Value]:
+        new = self.table.written(written, old)
+        of_tensor = {id(tensor): value for tensor, value in zip(written, new, strict=True)}
+        outputs: list[Value] = []
+        for tensor in outputs_in_order(result, written):
+            value = of_tensor.get(id(tensor)) or self.table.made(tensor)
+            if value not in outputs:
+                outputs.append(value)
+        return outputs
+
     def _argument(self, item: Any) -> Argument:
         """Plain data for one argument; tensors become references to their values."""
         kind = type(item)
-        if kind in _PLAIN_TYPES:
-            return item  # type: ignore[no-any-return]
-        if isinstance(item, Tensor):
+        if kind is Tensor or isinstance(item, Tensor):
             value = self.table.read(item)
             self._inputs.append(value)
             return value.ref
-        if isinstance(item, (list, tuple)):
-            return tuple([self._argument(part) for part in item])
-        known = self._symbols.get(item) if kind in _SYMBOL_TYPES else None
-        if known is not None:
-            return known
+        if kind in _PLAIN_TYPES:
+            return item  # type: ignore[no-any-return]
+        if kind is list or isinstance(item, (list, tuple)):
+            argument = self._argument
+            return tuple([argument(part) for part in item])
+        return self._other_argument(item, kind)
+
+    def _other_argument(self, item: Any, kind: type) -> Argument:
         if kind in _SYMBOL_TYPES:
-            name = str(item).removeprefix("torch.")
-            symbol = Symbol(kind=_SYMBOL_TYPES[kind], name=name)  # type: ignore[arg-type]
-            self._symbols[item] = symbol
-            return symbol
+            known = self._symbols.get(item)
+            if known is None:
+                name = str(item).removeprefix("torch.")
+                known = Symbol(kind=_SYMBOL_TYPES[kind], name=name)  # type: ignore[arg-type]
+                self._symbols[item] = known
+            return known
         for plain in (bool, int, float, str):
             if isinstance(item, plain):
                 return plain(item)  # an enum, a NumPy number
@@ -385,7 +399,7 @@ class Recorder(TorchDispatchMode):
         where = self.frames.locate(sys._getframe(2))
         self.ops.append(
             RawOp(
-                schema, (base.ref, shape, strides, offset), (), (base,), (made,), (), *where[:3],
+                schema, (base.ref, shape, strides, offset), (), [base], [made], [], *where[:3],
                 self.context.current, self.context.phase, where[3], None, self.context.autocast,
                 torch.is_grad_enabled(), 0, made.device, 0,
             )  # fmt: skip

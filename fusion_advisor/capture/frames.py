@@ -22,20 +22,23 @@ _OURS = str(Path(__file__).parents[1]) + os.sep
 _ENGINE_FUNCTION = "_engine_run_backward"  # torch.autograd.graph; every backward() passes it
 _DYNAMO = os.path.join("torch", "_dynamo", "eval_frame.py")
 _MACHINERY = ("IPython", "ipykernel", "asyncio", "tornado", "zmq", "runpy")  # below a cell's code
-_MAX_DEPTH = 60  # frames of the outer stack that are kept
+_MAX_KNOWN = 20_000  # code objects whose owner is remembered
 
 Owner = Literal["user", "torch", "ours", "engine", "dynamo", "machinery"]
-Place = tuple[CodeType, int]  # code object, offset of the instruction in bytes
 
-_owners: dict[CodeType, Owner] = {}
+# By identity: code objects compare, and hash, by all of their contents.  The code is kept
+# with its owner, so that its address is not reused.
+_owners: dict[int, tuple[Owner, CodeType]] = {}
 
 
 def owner_of(code: CodeType) -> Owner:
     """Whose code this is."""
-    owner = _owners.get(code)
-    if owner is None:
-        owner = _owners[code] = _find_owner(code)
-    return owner
+    known = _owners.get(id(code))
+    if known is None:
+        if len(_owners) > _MAX_KNOWN:
+            _owners.clear()
+        known = _owners[id(code)] = (_find_owner(code), code)
+    return known[0]
 
 
 def _find_owner(code: CodeType) -> Owner:
@@ -56,13 +59,17 @@ def _find_owner(code: CodeType) -> Owner:
 
 
 class FrameMark:
-    """The number of one frame instance, and the calls that led to it, innermost first."""
+    """The number of one frame instance, and the call that it came from.
 
-    __slots__ = ("number", "outer")
+    ``caller`` is the place in the next frame outside torch, and that frame's mark; a
+    caller stands still while its callee runs, so this is looked at once per frame.
+    """
 
-    def __init__(self, number: int, outer: tuple[Place, ...]) -> None:
+    __slots__ = ("caller", "number")
+
+    def __init__(self, number: int, caller: tuple[CodeType, int, FrameMark] | None) -> None:
         self.number = number
-        self.outer = outer
+        self.caller = caller
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         """Trace nothing: what a debugger gets that finds this mark on a frame."""
@@ -74,7 +81,7 @@ class Frames:
     def __init__(self) -> None:
         self.compiled = False  # an op ran inside a torch.compile'd function
         self._numbers = itertools.count(1)
-        self._foreign: dict[FrameType, FrameMark] = {}
+        self._foreign: dict[FrameType, FrameMark] = {}  # frames hash by identity
 
     def locate(self, frame: FrameType | None) -> tuple[CodeType | None, int, FrameMark | None, bool]:
         """The innermost frame outside torch that ``frame`` runs under.
@@ -85,7 +92,8 @@ class Frames:
         engine = False
         while frame is not None:
             code = frame.f_code
-            owner = _owners.get(code) or owner_of(code)
+            known = _owners.get(id(code))
+            owner = known[0] if known is not None else owner_of(code)
             if owner == "user":
                 mark = frame.f_trace
                 if type(mark) is not FrameMark:
@@ -99,15 +107,29 @@ class Frames:
         return None, 0, None, engine
 
     def _mark(self, frame: FrameType) -> FrameMark:
-        if frame.f_trace is not None or sys.gettrace() is not None:
+        """Number a frame, and the frames outside torch that led to it."""
+        known = self._foreign.get(frame)
+        if known is not None:
+            return known
+        mark = FrameMark(next(self._numbers), None)
+        if frame.f_trace is None and sys.gettrace() is None:
+            frame.f_trace = mark
+        else:
             # A debugger or a coverage tool uses the slot; hold the frame instead.
-            mark = self._foreign.get(frame)
-            if mark is None:
-                mark = FrameMark(next(self._numbers), _outer_places(frame))
-                self._foreign[frame] = mark
+            self._foreign[frame] = mark
+        if frame.f_code.co_name == "<module>":
             return mark
-        mark = FrameMark(next(self._numbers), _outer_places(frame))
-        frame.f_trace = mark
+        outer = frame.f_back
+        while outer is not None:
+            owner = owner_of(outer.f_code)
+            if owner == "machinery":
+                break
+            if owner == "user":
+                known = outer.f_trace
+                outer_mark = known if type(known) is FrameMark else self._mark(outer)
+                mark.caller = (outer.f_code, outer.f_lasti, outer_mark)
+                break
+            outer = outer.f_back
         return mark
 
     def release(self, frame: FrameType | None) -> None:
@@ -117,22 +139,3 @@ class Frames:
             if type(frame.f_trace) is FrameMark:
                 frame.f_trace = None
             frame = frame.f_back
-
-
-def _outer_places(frame: FrameType) -> tuple[Place, ...]:
-    """The callers of ``frame`` outside torch, up to the module or cell they started from."""
-    places: list[Place] = []
-    if frame.f_code.co_name == "<module>":
-        return ()
-    outer = frame.f_back
-    while outer is not None and len(places) < _MAX_DEPTH:
-        code = outer.f_code
-        owner = owner_of(code)
-        if owner == "machinery":
-            break
-        if owner == "user":
-            places.append((code, outer.f_lasti))
-            if code.co_name == "<module>":
-                break
-        outer = outer.f_back
-    return tuple(places)

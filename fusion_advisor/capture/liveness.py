@@ -120,7 +120,7 @@ def _find_outputs(table: ValueTable, ops: Sequence[Any]) -> list[Value]:
         for view in chosen:
             outputs.append(table.latest(latest[view]))
     unique = {value.id: value for value in outputs}
-    return sorted(unique.values(), key=lambda value: int(value.id[1:]))
+    return sorted(unique.values(), key=lambda value: value.number)
 
 
 def _references_of_cpp() -> int:
@@ -156,7 +156,8 @@ def _tensor_behind(value: Value) -> Tensor | None:
     if storage.anchor is not None:
         return storage.anchor
     candidates = [known.tensor() for known in storage.values if known.tensor is not None]
-    candidates += [known for _, known in storage.inputs]
+    if storage.external:
+        candidates += [known for _, known in storage.inputs]
     for known in candidates:
         if known is not None and known.untyped_storage()._cdata == value.view[0]:
             return view_of(known, value.spec({}), value.dtype)

@@ -414,7 +414,11 @@ def _downstream(graph: OpGraph, nodes: set[str]) -> set[str]:
 def _unproven(
     graph: OpGraph, program: Program, compared: Iterable[str], by_number: set[str]
 ) -> tuple[str, ...]:
-    """Ops whose results reach nothing that was compared.  A view is proven by its metadata."""
+    """Ops whose results reach nothing that was compared.
+
+    A view, and memory that nothing fills, are proven by what they look like.
+    """
+    blank = {step.node.id for step in program.steps if step.schema.uninitialised}
     dependencies = _dependencies(graph)
     proven = [False] * len(graph.nodes)
     pending = [at for value in compared for at in dependencies[value]]
@@ -430,5 +434,5 @@ def _unproven(
     return tuple(
         node.id
         for index, node in enumerate(graph.nodes)
-        if not proven[index] and node.kind not in ("view", "metadata")
+        if not proven[index] and node.kind not in ("view", "metadata") and node.id not in blank
     )

@@ -20,6 +20,7 @@ from fusion_advisor.capture.tensor_store import TensorStore, snapshot_storage
 from fusion_advisor.records import TensorSpec, ValueRef
 
 _PLAIN_CLASSES = (Tensor, nn.Parameter, nn.Buffer)
+_QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 _storage_id = torch._C._storage_id
 
 View = tuple[Any, ...]
@@ -28,20 +29,19 @@ View = tuple[Any, ...]
 class Storage:
     """One storage: who has seen it, how often it was written, what it held at first."""
 
-    __slots__ = (
-        "anchor", "external", "index", "inputs", "raw", "too_large", "values", "version", "weak",
-    )  # fmt: skip
+    # Defaults stand on the class: made once per op, set only where they differ.
+    version = 0
+    weak: StorageWeakRef | None = None
+    anchor: Tensor | None = None  # holds tensors that have no storage (sparse, …)
+    raw: Tensor | None = None  # its bytes (or, without bytes, a clone) before its first write
+    too_large = False
 
     def __init__(self, index: int, external: bool) -> None:
         self.index = index
         self.external = external  # existed before an op of the recording made it
-        self.version = 0
-        self.weak: StorageWeakRef | None = None
-        self.anchor: Tensor | None = None  # holds tensors that have no storage (sparse, …)
         self.values: list[Value] = []
-        self.inputs: list[tuple[Value, Tensor]] = []
-        self.raw: Tensor | None = None  # its bytes (or, without bytes, a clone) before its first write
-        self.too_large = False
+        if external:
+            self.inputs: list[tuple[Value, Tensor]] = []
 
     def alive(self) -> bool:
         """True while anyone still holds it."""
@@ -51,27 +51,40 @@ class Storage:
 class Value:
     """One version of one view of one storage."""
 
-    __slots__ = (
-        "alias_of", "blank", "device", "dtype", "flags", "id", "ref", "requires_grad", "saved",
-        "storage", "tensor", "version", "view",
-    )  # fmt: skip
+    alias_of: Value | None = None
+    requires_grad = False
+    flags: tuple[str, ...] = ()
+    blank = False  # memory that nothing has written
+    saved = False  # alive at the end for autograd alone
+    tensor: weakref.ReferenceType[Tensor] | None = None
+    _ref: ValueRef | None = None
 
     def __init__(
-        self, number: int, storage: Storage, view: View, dtype: torch.dtype, device: torch.device
+        self, number: int, storage: Storage, view: View, device: torch.device
     ) -> None:
-        self.id = f"v{number}"
-        self.ref = ValueRef(value=self.id)
+        self.number = number
         self.storage = storage
         self.version = storage.version
         self.view = view
-        self.dtype = dtype
         self.device = device
-        self.alias_of: Value | None = None
-        self.requires_grad = False
-        self.flags: tuple[str, ...] = ()
-        self.blank = False  # memory that nothing has written
-        self.saved = False  # alive at the end for autograd alone
-        self.tensor: weakref.ReferenceType[Tensor] | None = None
+
+    @property
+    def id(self) -> str:
+        """The id of its ``TensorSpec``."""
+        return f"v{self.number}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype, which is part of the view."""
+        return self.view[4]  # type: ignore[no-any-return]
+
+    @property
+    def ref(self) -> ValueRef:
+        """How the arguments of ops name it."""
+        ref = self._ref
+        if ref is None:
+            ref = self._ref = ValueRef(value=f"v{self.number}")
+        return ref
 
     def spec(self, names: dict[Any, str]) -> TensorSpec:
         """The record; ``names`` caches printed dtypes and devices."""
@@ -95,15 +108,15 @@ class Value:
 def _view_of(tensor: Tensor) -> View:
     """What identifies a tensor while its storage lives."""
     try:
-        storage = _storage_id(tensor)
+        dtype = tensor.dtype
         return (
-            storage,
+            _storage_id(tensor),
             tensor.storage_offset(),
             tensor.shape,
             tensor.stride(),
-            tensor.dtype,
+            dtype,
             tensor.is_neg(),
-            tensor.is_conj(),
+            dtype.is_complex and tensor.is_conj(),
         )
     except (NotImplementedError, RuntimeError):
         # Sparse, mkldnn and nested tensors have no storage or no strides; the tensor itself
@@ -166,9 +179,8 @@ class ValueTable:
             self._current[view] = value
         return value
 
-    def before_write(self, tensor: Tensor) -> None:
+    def before_write(self, tensor: Tensor, storage: Storage) -> None:
         """Keep what a storage that came from outside holds, before an op writes it first."""
-        storage = self.read(tensor).storage
         if not storage.external or storage.raw is not None or storage.too_large:
             return
         opaque = storage.anchor is not None
@@ -238,7 +250,7 @@ class ValueTable:
     def renew(self, known: Value) -> Value:
         """The value a view has after its storage was written through another view."""
         storage = known.storage
-        value = Value(len(self.values), storage, known.view, known.dtype, known.device)
+        value = Value(len(self.values), storage, known.view, known.device)
         value.alias_of = known
         value.flags, value.requires_grad = known.flags, known.requires_grad
         value.blank, value.tensor = known.blank, known.tensor
@@ -248,7 +260,7 @@ class ValueTable:
         return value
 
     def _new_value(self, storage: Storage, view: View, tensor: Tensor) -> Value:
-        value = Value(len(self.values), storage, view, tensor.dtype, tensor.device)
+        value = Value(len(self.values), storage, view, tensor.device)
         value.tensor = weakref.ref(tensor)
         if (
             storage.external
@@ -256,7 +268,7 @@ class ValueTable:
             or type(tensor) is not Tensor
             or view[5]
             or view[6]
-            or tensor.is_quantized
+            or view[4] in _QUANTIZED
         ):
             value.flags = flags_of(tensor)
         self.values.append(value)

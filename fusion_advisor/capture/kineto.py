@@ -1,0 +1,83 @@
+"""Joins the profiler's raw events to ops.
+
+Each op runs inside a range of its own name; events are walked with one stack per
+thread.  A device event belongs to the op in whose range its launch happened, which
+its linked correlation id names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.autograd import DeviceType
+
+PREFIX = "fa#"
+
+
+@dataclass(slots=True)
+class OpEvents:
+    """What the profiler saw of one op.  ``events`` counts host events inside its range."""
+
+    host_ns: int = 0
+    range_ns: int = 0
+    events: int = 0
+    device_ns: int = 0
+    kernels: int = 0
+
+
+def join(events: Iterable[Any]) -> dict[int, OpEvents]:
+    """Host and device time by op number, from raw kineto events.
+
+    ``host_ns`` sums the outermost events inside the op's range: the op with all it
+    calls, without the range's own cost.
+    """
+    every = list(events)
+    host = [
+        event
+        for event in every
+        if event.device_type() == DeviceType.CPU and event.linked_correlation_id() == 0
+    ]
+    host.sort(key=lambda event: (event.start_thread_id(), event.start_ns(), -event.duration_ns()))
+    found: dict[int, OpEvents] = {}
+    owner: dict[int, int] = {}  # correlation id of a host event -> op
+    stack: list[tuple[int, int | None, bool]] = []  # end, op, is the op's own range
+    thread = None
+    for event in host:
+        if event.start_thread_id() != thread:
+            thread, stack = event.start_thread_id(), []
+        start, duration = event.start_ns(), event.duration_ns()
+        while stack and stack[-1][0] <= start:
+            stack.pop()
+        name = event.name()
+        own = name.startswith(PREFIX)
+        if own:
+            number: int | None = int(name[len(PREFIX) :])
+            seen = found.setdefault(int(name[len(PREFIX) :]), OpEvents())
+            seen.range_ns += duration
+        else:
+            number = stack[-1][1] if stack else None
+            if number is not None:
+                found[number].events += 1
+                if stack[-1][2]:
+                    found[number].host_ns += duration
+        if number is not None:
+            owner[event.correlation_id()] = number
+        stack.append((start + duration, number, own))
+    _add_device_events(every, owner, found)
+    return found
+
+
+def _add_device_events(
+    events: list[Any], owner: dict[int, int], found: dict[int, OpEvents]
+) -> None:
+    for event in events:
+        if event.device_type() == DeviceType.CPU or event.is_user_annotation():
+            continue  # an annotation's shadow on the device is no work
+        number = owner.get(event.linked_correlation_id())
+        if number is None or event.name().startswith(PREFIX):
+            continue
+        found[number].device_ns += event.duration_ns()
+        if not event.name().startswith(("Memcpy", "Memset")):
+            found[number].kernels += 1
