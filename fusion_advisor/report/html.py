@@ -180,7 +180,7 @@ def _time(report: Report) -> str:
     rows = time_by_kind(report.capture)
     if not rows:
         return ""
-    total = report.capture.westimatesus or sum(us for _, us, _ in rows) or 1.0
+    total = report.capture.wall_us or sum(us for _, us, _ in rows) or 1.0
     body = "".join(
         f'<tr><th scope="row">{escaped(kind)}</th><td class="num">{f"{ops:,}" if ops else ""}</td>'
         f'<td class="num">{escaped(time_text(us))}</td><td>{escaped(percent_text(us / total))}'

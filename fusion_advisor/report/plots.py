@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from typing import Any
 
 from fusion_advisor.records import Report
@@ -80,6 +81,8 @@ def _figure(width: float, height: float) -> Any:
 
 def _bars(axis: Any, names: list[str], label: str, before: list[float], after: list[float]) -> None:
     places = range(len(names))
+    before = [value if math.isfinite(value) else 0.0 for value in before]
+    after = [value if math.isfinite(value) else 0.0 for value in after]
     axis.barh([place - 0.19 for place in places], before, 0.36, color=_BEFORE)
     axis.barh([place + 0.19 for place in places], after, 0.36, color=_AFTER)
     axis.set_yticks(list(places), names)

@@ -15,6 +15,7 @@ def plain_number(value: float, digits: int = 3) -> str:
         return "unknown" if math.isnan(value) else ("∞" if value > 0 else "−∞")
     if value == 0:
         return "0"
+    value = float(f"{value:.{digits}g}")  # first, or 999.6 becomes 1000 with a digit too many
     magnitude = math.floor(math.log10(abs(value)))
     decimals = max(0, digits - 1 - magnitude)
     text = f"{value:,.{min(decimals, 6)}f}"

@@ -336,7 +336,7 @@ def _refused_fix() -> Fix:
 
 def empty_report() -> Report:
     """A run with nothing to gain."""
-    node = OpNode(id="n0", index=0, op="aten.mm.default", args=(), outputs=("v1",), kind="matmul")
+    node = OpNode(id="n0", index=0, op="aten.mm.default", args=(), kind="matmul")
     return Report(
         capture=Capture(
             title="mm",
