@@ -1,0 +1,245 @@
+"""The handle a person holds after profiling: findings, kernels, fixes, and the way back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fusion_advisor.applying import Applied, Applier
+from fusion_advisor.capture import Recording
+from fusion_advisor.errors import UsageError
+from fusion_advisor.fixes import reapply_cell
+from fusion_advisor.kernels import finding_of, generate_kernel, source_text, validate_kernel
+from fusion_advisor.records import (
+    AppliedFix,
+    Finding,
+    Fix,
+    KernelSource,
+    Report,
+    Target,
+    ValidationResult,
+)
+from fusion_advisor.report import export_report, notebook_html, render_text, write_atomic
+
+if TYPE_CHECKING:
+    import pandas
+
+Progress = Callable[[str, float], None]
+
+
+class Advice:
+    """What profiling found, and what can be done about it.
+
+    ``report`` is the frozen record of everything so far; generating, validating and applying
+    replace it by a fuller one.  Live tensors are held until :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        report: Report,
+        *,
+        recording: Recording,
+        targets: tuple[Target, ...] = ("cpu", "cuda"),
+        rerun: Callable[[], Any] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.report = report
+        self.result: Any = recording.result
+        self._recording: Recording | None = recording
+        self._targets = targets
+        self._progress = progress
+        self._applier = Applier(recording, rerun=rerun)
+
+    # -- looking ---------------------------------------------------------------------------
+
+    @property
+    def findings(self) -> pandas.DataFrame:
+        """One row per finding, best first: what, where, how often, and what it would save."""
+        from fusion_advisor.tables import findings_table
+
+        return findings_table(self.report)
+
+    @property
+    def ops(self) -> pandas.DataFrame:
+        """One row per dispatched op: times in us, bytes, class, source line, finding."""
+        from fusion_advisor.tables import ops_table
+
+        return ops_table(self.report)
+
+    @property
+    def why_not(self) -> pandas.DataFrame:
+        """One row per pair of neighbours that is not fused, with the reason."""
+        from fusion_advisor.tables import why_not_table
+
+        return why_not_table(self.report)
+
+    def finding(self, finding_id: str) -> Finding:
+        """The finding called ``finding_id`` (``"F1"``); ``UsageError`` names those there are."""
+        return finding_of(self.report, str(finding_id))
+
+    def __repr__(self) -> str:
+        return render_text(self.report)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": render_text(self.report), "text/html": notebook_html(self.report)}
+
+    # -- generating and proving ------------------------------------------------------------
+
+    def fuse(self, finding_id: str, target: str | None = None) -> KernelSource:
+        """Generate the fused kernel of a finding; its ``text`` is a complete module."""
+        finding = self.finding(finding_id)
+        targets = self._targets if target is None else _parse_target(target)
+        known = dict(self.report.kernels).get(finding.id)
+        if known is not None and target is None:
+            return known
+        kernel = generate_kernel(self.report, finding, targets=targets)
+        self._keep(kernels=_with(self.report.kernels, finding.id, kernel))
+        return kernel
+
+    def validate(self, finding_id: str, *, measure: bool = True) -> ValidationResult:
+        """Run the validation ladder on a finding's kernel, with the captured inputs."""
+        finding = self.finding(finding_id)
+        kernel = self.fuse(finding.id)
+        known = dict(self.report.validations).get(finding.id)
+        if (
+            known is not None
+            and known.kernel_hash == kernel.hash
+            and (known.timings or not measure)
+        ):
+            return known
+        result = validate_kernel(
+            self.report,
+            finding,
+            kernel,
+            store=self._open_recording().store,
+            targets=self._targets,
+            measure=measure,
+            progress=self._progress,
+        )
+        self._keep(validations=_with(self.report.validations, finding.id, result))
+        return result
+
+    # -- putting in place ------------------------------------------------------------------
+
+    def apply(
+        self, finding_id: str | Iterable[str] | None = None, *, where: str | None = None
+    ) -> list[AppliedFix]:
+        """Put the kernels of one finding, several, or all (``None``) in place, live.
+
+        Every kernel is validated first; everything applied together is checked again on the
+        recorded run and, where the call can be repeated, on the call itself.  What is wrong or
+        slower is taken back.  ``where``: ``"function"`` (default: the code of the function that
+        holds the chain), ``"module"`` (only the recorded model's own modules), or ``"file"``
+        (edit your own source file).
+        """
+        self._open_recording()  # a closed advice has nothing to validate against
+        chosen = [self.finding(one) for one in _ids(finding_id, self.report)]
+        pieces = []
+        for position, finding in enumerate(chosen):
+            self._say(f"validating {finding.id}", position / max(len(chosen), 1))
+            pieces.append((finding, self.fuse(finding.id), self.validate(finding.id)))
+        self._say("checking the whole call", 0.95)
+        outcome = self._applier.apply(self.report, pieces, where=where or "function")
+        self._keep(applied=(*self.report.applied, *outcome))
+        self._say("done", 1.0)
+        return Applied(outcome)
+
+    def undo(self, finding_id: str | None = None) -> list[str]:
+        """Take one finding's kernels, or all, out again; returns the places put back."""
+        if finding_id is not None:
+            finding_id = self.finding(finding_id).id
+        places = self._applier.undo(finding_id)
+        self._keep(
+            applied=tuple(
+                dataclasses.replace(fix, undone=True, reason=fix.reason or "undone")
+                if finding_id is None or fix.finding == finding_id
+                else fix
+                for fix in self.report.applied
+            )
+        )
+        return places
+
+    def cell_fix(self, finding_id: str, source: str | None = None) -> Fix:
+        """The edit of the cell or file that holds a finding, as text; refusals are blockers.
+
+        ``source`` is the current text of the cell or file where it differs from what was run.
+        """
+        finding = self.finding(finding_id)
+        kernel = self.fuse(finding.id)
+        text = source if source is not None else source_text(finding.span)
+        return self._applier.plan(self.report, finding, kernel, text)
+
+    def cell_source(self, finding_id: str) -> str:
+        """The raw text, as it was run, of the cell or file that holds a finding."""
+        return source_text(self.finding(finding_id).span)
+
+    def export_module(self, path: str | Path) -> Path:
+        """Write ``fused_<name>.py`` with ``apply(model)`` and ``undo(model)``.
+
+        For code in installed packages, which are never edited.  Findings that cannot be in it
+        are left out, and noted in the report.
+        """
+        pieces = [
+            (finding, self.fuse(finding.id), self.validate(finding.id))
+            for finding in self.report.findings
+        ]
+        text, left_out = self._applier.module_text(self.report, pieces)
+        self._keep(notes=(*self.report.notes, *(f"not exported, {one}" for one in left_out)))
+        return write_atomic(path, text)
+
+    def reapply_cell(self, module_name: str = "fused_model", model: str = "model") -> str:
+        """Text of a notebook cell that puts an exported module's kernels back after a restart."""
+        return reapply_cell(module_name, model)
+
+    def stats(self) -> pandas.DataFrame:
+        """Calls of each kernel since it was put in place: fused, and fallbacks by reason."""
+        from fusion_advisor.tables import stats_table
+
+        return stats_table(self._applier.statistics())
+
+    # -- keeping ---------------------------------------------------------------------------
+
+    def export(self, path: str | Path) -> Path:
+        """Write the report; the suffix chooses: ``.html``, ``.json`` or ``.txt``."""
+        return export_report(self.report, path)
+
+    def close(self) -> None:
+        """Release the tensors held for validation; applied kernels stay in place."""
+        if self._recording is not None:
+            self._recording.store.close()
+            self._recording = None
+
+    def _open_recording(self) -> Recording:
+        if self._recording is None:
+            raise UsageError("this advice was closed: profile again to validate or apply")
+        return self._recording
+
+    def _keep(self, **changes: Any) -> None:
+        self.report = dataclasses.replace(self.report, **changes)
+
+    def _say(self, stage: str, fraction: float) -> None:
+        if self._progress is not None:
+            self._progress(stage, fraction)
+
+
+def _parse_target(target: str) -> tuple[Target, ...]:
+    known: dict[str, tuple[Target, ...]] = {
+        "cpu": ("cpu",),
+        "cuda": ("cuda",),
+        "both": ("cpu", "cuda"),
+    }
+    if target not in known:
+        raise UsageError(f"target must be one of {', '.join(known)}, not {target!r}")
+    return known[target]
+
+
+def _ids(wanted: str | Iterable[str] | None, report: Report) -> list[str]:
+    if wanted is None:
+        return [finding.id for finding in report.findings]
+    return [wanted] if isinstance(wanted, str) else list(wanted)
+
+
+def _with(pairs: tuple[tuple[str, Any], ...], key: str, value: Any) -> tuple[tuple[str, Any], ...]:
+    return (*(pair for pair in pairs if pair[0] != key), (key, value))

@@ -1,0 +1,301 @@
+"""The pipeline in order: record, prove, measure, analyse.  No logic of its own.
+
+``profile`` takes a model and its arguments, ``profile_code`` any callable, ``capture`` a
+``with`` block.  Each returns an :class:`~fusion_advisor.advice.Advice`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fusion_advisor.advice import Advice
+from fusion_advisor.analysis import Analysis, analyze
+from fusion_advisor.capture import (
+    CaptureOptions,
+    Recorder,
+    Recording,
+    environment,
+    record,
+    replay,
+    timing,
+)
+from fusion_advisor.devices import find_device
+from fusion_advisor.errors import CaptureError, UsageError
+from fusion_advisor.records import Capture, Ceilings, Report, Target
+from fusion_advisor.serialize import load_report
+from fusion_advisor.validation import measure_ceilings
+
+Progress = Callable[[str, float], None]
+
+_finding_numbers = itertools.count(1)  # ids are never reused in a session
+TARGETS: Mapping[str, tuple[Target, ...]] = {
+    "cpu": ("cpu",),
+    "cuda": ("cuda",),
+    "both": ("cpu", "cuda"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions:
+    """What a person may ask of one profile.
+
+    ``device`` names a device that is not here (``"h100"``): times are then estimates from its
+    table entry.  ``target`` is ``cpu``, ``cuda`` or ``both``; by default both kernels are
+    generated.  ``steps`` and ``max_ops`` bound what is recorded in a loop.
+    """
+
+    backward: bool = False
+    device: str | None = None
+    target: str = "both"
+    steps: int = 2
+    max_ops: int = 50_000
+    title: str = ""
+    prove: bool = True
+    isolated: bool = True
+    refresh_ceilings: bool = False
+    progress: Progress | None = None
+
+    def check(self) -> None:
+        """Raise ``UsageError`` for a value that makes no sense."""
+        if self.target not in TARGETS:
+            raise UsageError(f"target must be one of {', '.join(TARGETS)}, not {self.target!r}")
+        if self.steps < 1 or self.max_ops < 1:
+            raise UsageError("steps and max_ops must be at least 1")
+        if self.device is not None:
+            find_device(self.device)
+
+    def say(self, stage: str, fraction: float) -> None:
+        """Report progress, if anyone listens."""
+        if self.progress is not None:
+            self.progress(stage, fraction)
+
+    def capture_options(self) -> CaptureOptions:
+        """The part of these options that recording needs."""
+        return CaptureOptions(steps=self.steps, max_ops=self.max_ops, backward=self.backward)
+
+
+def _options(target: str | None, **given: Any) -> ProfileOptions:
+    options = ProfileOptions(target=target or "both", **given)
+    options.check()
+    return options
+
+
+def profile(
+    model: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    backward: bool = False,
+    device: str | None = None,
+    target: str | None = None,
+    steps: int = 2,
+    max_ops: int = 50_000,
+    title: str = "",
+    prove: bool = True,
+    isolated: bool = True,
+    refresh_ceilings: bool = False,
+    progress: Progress | None = None,
+) -> Advice:
+    """Run ``model(*args, **kwargs)`` once, recorded, and advise on it.
+
+    ``model`` is a module or any function of tensors.  The call itself runs exactly once here;
+    after ``advice.apply(...)`` it is repeated to check and time the whole call, with random
+    state and module buffers put back.
+    """
+    if not callable(model):
+        raise UsageError(f"model must be callable, not {type(model).__name__}")
+    if not isinstance(args, tuple):
+        raise UsageError("args must be a tuple: profile(model, args=(x,))")
+    options = _options(
+        target,
+        backward=backward,
+        device=device,
+        steps=steps,
+        max_ops=max_ops,
+        title=title or getattr(model, "__name__", type(model).__name__),
+        prove=prove,
+        isolated=isolated,
+        refresh_ceilings=refresh_ceilings,
+        progress=progress,
+    )
+    keywords = dict(kwargs or {})
+
+    def call() -> Any:
+        return model(*args, **keywords)
+
+    return _advise_on(call, options, rerun=call)
+
+
+def profile_code(
+    run: Callable[[], Any],
+    *,
+    backward: bool = False,
+    device: str | None = None,
+    target: str | None = None,
+    steps: int = 2,
+    max_ops: int = 50_000,
+    title: str = "",
+    prove: bool = True,
+    isolated: bool = True,
+    refresh_ceilings: bool = False,
+    progress: Progress | None = None,
+    rerun: Callable[[], Any] | None = None,
+) -> Advice:
+    """Run ``run()`` exactly once, recorded, and advise on it; ``advice.result`` is its result.
+
+    ``rerun`` is a call without side effects of its own that applying may repeat to check the
+    whole call; without it the recorded program stands in.
+    """
+    options = _options(
+        target,
+        backward=backward,
+        device=device,
+        steps=steps,
+        max_ops=max_ops,
+        title=title,
+        prove=prove,
+        isolated=isolated,
+        refresh_ceilings=refresh_ceilings,
+        progress=progress,
+    )
+    return _advise_on(run, options, rerun=rerun)
+
+
+def _advise_on(
+    run: Callable[[], Any], options: ProfileOptions, *, rerun: Callable[[], Any] | None
+) -> Advice:
+    options.say("recording", 0.0)
+    recording = record(run, options.capture_options())
+    return advise(recording, options, rerun=rerun)
+
+
+@dataclass(slots=True)
+class Run:
+    """What ``with capture() as run`` binds; ``advice`` is there after the block."""
+
+    _advice: Advice | None = field(default=None)
+
+    @property
+    def advice(self) -> Advice:
+        """The advice on the block; ``CaptureError`` while it is still running or if it failed."""
+        if self._advice is None:
+            raise CaptureError("the block has not ended: advice is there after the with statement")
+        return self._advice
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.advice, name)
+
+
+@contextmanager
+def capture(
+    *,
+    device: str | None = None,
+    target: str | None = None,
+    steps: int = 2,
+    max_ops: int = 50_000,
+    title: str = "",
+    prove: bool = True,
+    isolated: bool = True,
+    refresh_ceilings: bool = False,
+    progress: Progress | None = None,
+) -> Iterator[Run]:
+    """Record the block: ``with fa.capture() as run: ...``, then ``run.advice``."""
+    options = _options(
+        target,
+        device=device,
+        steps=steps,
+        max_ops=max_ops,
+        title=title or "with block",
+        prove=prove,
+        isolated=isolated,
+        refresh_ceilings=refresh_ceilings,
+        progress=progress,
+    )
+    run = Run()
+    recorder = Recorder(options.capture_options())
+    with recorder:
+        yield run
+    run._advice = advise(recorder.finish(), options, rerun=None)
+
+
+def advise(
+    recording: Recording, options: ProfileOptions, *, rerun: Callable[[], Any] | None
+) -> Advice:
+    """Prove, measure and analyse a recording."""
+    graph, store = recording.graph, recording.store
+    options.say("proving the recording by replay", 0.2)
+    proof = replay.prove(graph, store, isolated=options.isolated)
+    options.say("timing a warmed replay", 0.4)
+    measured = timing.measure(graph, store)
+    options.say("measuring this device's ceilings", 0.7)
+    ceilings = _ceilings(recording, options)
+    recorded = Capture(
+        title=options.title,
+        graph=graph,
+        times=() if options.device else measured.times,
+        wall_us=measured.wall_us,
+        wall_spread_us=measured.wall_spread_us,
+        environment=environment(),
+        ceilings=ceilings,
+        proof=proof,
+        with_backward=options.backward,
+        loss=recording.loss,
+        truncated=recording.truncated,
+        notes=recording.notes,
+    )
+    options.say("analysing", 0.9)
+    report = report_on(recorded)
+    options.say("done", 1.0)
+    return Advice(
+        report,
+        recording=recording,
+        targets=TARGETS[options.target],
+        rerun=rerun,
+        progress=options.progress,
+    )
+
+
+def _ceilings(recording: Recording, options: ProfileOptions) -> Ceilings:
+    if options.device is not None:
+        return find_device(options.device)
+    device = next((node.device for node in recording.graph.nodes if node.device != "cpu"), "cpu")
+    return measure_ceilings(device=device, refresh=options.refresh_ceilings)
+
+
+def report_on(recorded: Capture) -> Report:
+    """Analyse a capture into a report without kernels; finding ids go on from the last one."""
+    first = next(_finding_numbers)
+    found = analyze(recorded, first_id=first)
+    for _ in range(len(found.findings) - 1):
+        next(_finding_numbers)
+    return _report(recorded, found)
+
+
+def _report(recorded: Capture, found: Analysis) -> Report:
+    return Report(
+        capture=recorded,
+        candidates=found.candidates,
+        estimates=found.estimates,
+        findings=found.findings,
+        why_not=found.why_not,
+        ratios=found.ratios,
+        bounds=found.bounds,
+        bytes_before=found.bytes_before,
+        bytes_after=found.bytes_after,
+        nothing=found.nothing,
+        notes=recorded.notes,
+    )
+
+
+def load(path: str | Path) -> Report:
+    """Load a report saved as JSON; ``ReportError`` says what is wrong with a bad file."""
+    from fusion_advisor.report import read_text
+
+    return load_report(read_text(path))
