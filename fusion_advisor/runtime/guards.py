@@ -98,16 +98,15 @@ def autocast_changes(eager: Callable[..., Any], args: tuple[Any, ...], device: s
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     def ops(enabled: bool) -> list[tuple[str, tuple[torch.dtype, ...]]]:
-        with FakeTensorMode() as mode:
-            fakes = [
-                mode.from_tensor(arg.detach()) if isinstance(arg, torch.Tensor) else arg
-                for arg in args
-            ]
-            dtype = torch.get_autocast_dtype(device)
-            with torch.no_grad(), torch.autocast(device, dtype=dtype, enabled=enabled):
-                recorder = _OpRecorder()
-                with recorder:
-                    eager(*fakes)
+        mode = FakeTensorMode()
+        fakes = [
+            mode.from_tensor(arg.detach()) if isinstance(arg, torch.Tensor) else arg
+            for arg in args
+        ]
+        dtype, recorder = torch.get_autocast_dtype(device), _OpRecorder()
+        with torch.no_grad(), torch.autocast(device, dtype=dtype, enabled=enabled):
+            with mode, recorder:
+                eager(*fakes)
         return recorder.seen
 
     return ops(True) != ops(False)

@@ -7,6 +7,7 @@ each group is walked as one axis.  Strides and offsets are in elements.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 Shape = tuple[int, ...]
@@ -55,7 +56,7 @@ def row_major_strides(sizes: Shape) -> Shape:
     step = 1
     for size in reversed(sizes):
         strides.append(step)
-        step *= size
+        step *= max(size, 1)
     return tuple(reversed(strides))
 
 
@@ -96,6 +97,19 @@ def axis_layout(shape: Shape, strides: Shape, groups: Groups) -> AxisLayout | No
             return None
         collapsed.append(stride)
     return AxisLayout(group_sizes(shape, groups), tuple(collapsed))
+
+
+def broadcast_shape(shapes: Sequence[Shape]) -> Shape | None:
+    """The shape that all broadcast to, or None if they do not."""
+    space: list[int] = [1] * max(map(len, shapes), default=0)
+    for shape in shapes:
+        for dimension, size in enumerate(reversed(shape), start=1):
+            if size == 1 or size == space[-dimension]:
+                continue
+            if space[-dimension] != 1:
+                return None
+            space[-dimension] = size
+    return tuple(space)
 
 
 def broadcast_problem(shape: Shape, space: Shape, groups: Groups, own: tuple[int, ...]) -> str:

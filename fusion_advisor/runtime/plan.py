@@ -7,6 +7,7 @@ A plan is made once per kind of call and kept.  It says either how to run the ke
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,16 @@ class OutputPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultFacts:
+    """One result of the eager chain, as it was seen or follows from what was seen."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    differentiable: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
     """The part of a fused function that plans are made from."""
 
@@ -40,6 +51,8 @@ class Signature:
     operands: tuple[Operand, ...]
     outputs: tuple[Output, ...]
     scalars: tuple[tuple[str, str], ...]  # name, "float64" or "int64"
+    # By kind of contiguous arguments: each result's dtype and whether it has a gradient.
+    seen: dict[Any, tuple[tuple[torch.dtype, bool], ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -78,7 +91,7 @@ def make_plan(signature: Signature, args: tuple[Any, ...], with_gradient: bool) 
     ):
         return Plan("autocast changes the chain's dtypes")
     try:
-        results = _run_on_meta(signature, args, with_gradient)
+        results = _results(signature, args, with_gradient)
     except Exception as error:  # whatever eager raises, it shall raise it to the caller itself
         return Plan(f"eager refuses these arguments: {type(error).__name__}")
     outputs = _plan_outputs(signature, results)
@@ -128,30 +141,71 @@ def _arguments_problem(signature: Signature, args: tuple[Any, ...]) -> str:
     return guards.devices_problem(tensors)
 
 
-def _run_on_meta(
+def _results(
     signature: Signature, args: tuple[Any, ...], with_gradient: bool
-) -> tuple[torch.Tensor, ...]:
-    """The eager chain on tensors without memory: shapes, strides, dtypes, gradient flow."""
-    metas = []
+) -> tuple[ResultFacts, ...]:
+    """What eager gives for these arguments.
+
+    The chain is run to see it, once per kind of contiguous arguments: for those, the layout of the
+    results follows from the sizes alone.
+    """
+    tensors = args[: len(signature.operands)]
+    kind, space = None, layouts.broadcast_shape([tuple(tensor.shape) for tensor in tensors])
+    if space is not None and all(tensor.is_contiguous() for tensor in tensors):
+        kind = (
+            with_gradient,
+            *((tensor.device, tensor.requires_grad) for tensor in tensors),
+            *(tuple(min(size, 2) for size in tensor.shape) for tensor in tensors),
+            *map(type, args[len(tensors) :]),
+        )
+        strides = layouts.row_major_strides(space)
+        known = signature.seen.get(kind)
+        if known is not None:
+            return tuple(ResultFacts(space, strides, dtype, grad) for dtype, grad in known)
+    found = _observe(signature.eager, args, with_gradient)
+    if kind is not None and all(
+        (facts.shape, facts.strides) == (space, strides) for facts in found
+    ):
+        signature.seen[kind] = tuple((facts.dtype, facts.differentiable) for facts in found)
+    return found
+
+
+def _observe(
+    eager: Callable[..., Any], args: tuple[Any, ...], with_gradient: bool
+) -> tuple[ResultFacts, ...]:
+    """Run the eager chain: on tensors without memory if torch has loaded what that needs.
+
+    (Loading it takes longer than almost any chain.)  Autocast is off: it was seen to change nothing.
+    """
+    on_meta = "torch._meta_registrations" in sys.modules
+    inputs: list[Any] = []
     for arg in args:
         if not isinstance(arg, torch.Tensor):
-            metas.append(arg)
+            inputs.append(arg)
             continue
-        meta = torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta")
-        metas.append(meta.requires_grad_(arg.requires_grad and with_gradient))
-    with torch.set_grad_enabled(with_gradient):
-        results = signature.eager(*metas)
-    return results if isinstance(results, tuple) else (results,)
+        if on_meta:
+            shape, strides = arg.shape, arg.stride()
+            tensor = torch.empty_strided(shape, strides, dtype=arg.dtype, device="meta")
+        else:
+            tensor = arg.detach()
+        inputs.append(tensor.requires_grad_(arg.requires_grad and with_gradient))
+    device = next(arg.device.type for arg in args if isinstance(arg, torch.Tensor))
+    with torch.set_grad_enabled(with_gradient), torch.autocast(device, enabled=False):
+        results = eager(*inputs)
+    return tuple(
+        ResultFacts(tuple(result.shape), result.stride(), result.dtype, result.requires_grad)
+        for result in (results if isinstance(results, tuple) else (results,))
+    )
 
 
 def _plan_outputs(
-    signature: Signature, results: tuple[torch.Tensor, ...]
+    signature: Signature, results: tuple[ResultFacts, ...]
 ) -> tuple[OutputPlan, ...] | str:
     if len(results) != len(signature.outputs):
         return f"eager gives {len(results)} results instead of {len(signature.outputs)}"
     planned = []
     for declared, result in zip(signature.outputs, results, strict=True):
-        shape, strides = tuple(result.shape), result.stride()
+        shape, strides = result.shape, result.strides
         if str(result.dtype) != f"torch.{declared.dtype}":
             return f"output {declared.name} would be {result.dtype}, not {declared.dtype}"
         if len(shape) != signature.rank:
@@ -161,7 +215,7 @@ def _plan_outputs(
         layout = layouts.axis_layout(shape, strides, signature.groups)
         if layout is None or not layout.is_dense:
             return f"output {declared.name} has another memory layout than at capture"
-        planned.append(OutputPlan(shape, strides, result.dtype, layout, result.requires_grad))
+        planned.append(OutputPlan(shape, strides, result.dtype, layout, result.differentiable))
     return tuple(planned)
 
 

@@ -1,0 +1,99 @@
+"""Axis layouts against what torch itself says about views."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusion_advisor.runtime import layouts
+
+
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    seed=st.integers(0, 10_000),
+    data=st.data(),
+)
+@settings(max_examples=200, deadline=None)
+def test_collapsed_axes_reach_the_same_elements_in_the_same_order(
+    sizes: list[int], seed: int, data: st.DataObject
+) -> None:
+    rank = len(sizes)
+    order = data.draw(st.permutations(range(rank)))
+    base = torch.arange(1000.0)[seed % 7 :]
+    padded = [size + data.draw(st.integers(0, 1)) for size in sizes]
+    stored = base[: torch.Size(padded).numel()].reshape(padded).permute(order)
+    shape = [sizes[dimension] for dimension in order]
+    view = stored[tuple(slice(0, size) for size in shape)]
+    walk = data.draw(st.permutations(range(rank)))
+    cut = data.draw(st.integers(0, rank))
+    groups = tuple(group for group in (tuple(walk[:cut]), tuple(walk[cut:])) if group)
+
+    layout = layouts.axis_layout(tuple(view.shape), view.stride(), groups)
+    walked = view.permute(walk).reshape(-1).tolist()
+    if layout is None:
+        merged = view.permute(walk)
+        size = layouts.group_sizes(tuple(view.shape), groups)
+        try:
+            merged.view(size)
+        except RuntimeError:
+            return  # torch cannot either
+        raise AssertionError(f"{view.shape} {view.stride()} collapses over {groups}")
+    collapsed = view.as_strided(layout.sizes, layout.strides)
+    assert collapsed.reshape(-1).tolist() == walked
+    assert layout.is_dense == collapsed.is_contiguous()
+    reached = layout.largest_offset + view.storage_offset()
+    assert reached == max(int(value) for value in walked) if seed % 7 == 0 else True
+
+
+def test_sizes_of_one_do_not_break_a_group() -> None:
+    # A batch of one keeps any stride for its first dimension.
+    assert layouts.collapsed_stride((1, 4, 5), (999, 5, 1), (0, 1, 2)) == 1
+    assert layouts.collapsed_stride((2, 4, 5), (999, 5, 1), (0, 1, 2)) is None
+    assert layouts.collapsed_stride((1, 1), (7, 3), (0, 1)) == 1
+
+
+def test_broadcast_pattern_is_exact() -> None:
+    groups = ((0, 1), (2,))
+    space = (2, 3, 5)
+    assert layouts.broadcast_problem((5,), space, groups, (1,)) == ""
+    assert layouts.broadcast_problem((1, 1, 5), space, groups, (1,)) == ""
+    assert layouts.broadcast_problem((), space, groups, ()) == ""
+    assert "dimension 2 is 1, not 5" in layouts.broadcast_problem((1,), space, groups, (1,))
+    assert "dimension 0 is 1, not 2" in layouts.broadcast_problem((3, 5), space, groups, (0, 1))
+    assert "dimension 2 is 5, not 1" in layouts.broadcast_problem((2, 3, 5), space, groups, (0,))
+    assert "more than" in layouts.broadcast_problem((1, 2, 3, 5), space, groups, (0, 1))
+
+
+def test_a_size_of_one_where_the_space_has_one_counts_as_full() -> None:
+    groups = ((0, 1), (2,))
+    assert layouts.broadcast_problem((1, 1, 5), (1, 1, 5), groups, (0, 1)) == ""
+    assert layouts.broadcast_problem((5,), (1, 1, 5), groups, (0, 1)) == ""
+
+
+def test_largest_offset_is_the_last_element_of_any_view() -> None:
+    for sizes in itertools.product((1, 2, 5), repeat=2):
+        strides = (11, 3)
+        assert layouts.largest_offset(sizes, strides) == (sizes[0] - 1) * 11 + (sizes[1] - 1) * 3
+    assert layouts.largest_offset((0, 7), (7, 1)) == 0
+
+
+def test_an_empty_tensor_is_dense_in_any_order() -> None:
+    layout = layouts.axis_layout((0, 3), (3, 1), ((1,), (0,)))
+    assert layout is not None and layout.is_dense and layout.elements == 0
+
+
+@given(st.lists(st.lists(st.sampled_from([0, 1, 2, 3]), max_size=3), min_size=1, max_size=3))
+def test_broadcast_shape_is_torchs(shapes: list[list[int]]) -> None:
+    try:
+        expected = tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        expected = None
+    assert layouts.broadcast_shape([tuple(shape) for shape in shapes]) == expected
+
+
+@given(st.lists(st.sampled_from([0, 1, 2, 5]), max_size=4))
+def test_row_major_strides_are_those_of_a_fresh_tensor(sizes: list[int]) -> None:
+    assert layouts.row_major_strides(tuple(sizes)) == torch.empty(sizes).stride()
