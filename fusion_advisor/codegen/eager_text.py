@@ -136,13 +136,19 @@ class _Writer:
             position += ops.flat_length(argument)
         kwargs = []
         for key, argument in node.kwargs:
-            if argument is not None:
+            if argument is not None and not self._is_own_device(node, argument):
                 kwargs.append((ops_identifier(key), self.argument(node, argument, position)))
             position += ops.flat_length(argument)
         text = _expression(ops.functional_name(node.op), args, kwargs, self._casts(node))
         if ops.is_inplace(node.op) and self._changes_dtype(node):
             return f"({text}).to(torch.{ops_identifier(self.specs[node.outputs[0]].dtype)})"
         return text
+
+    def _is_own_device(self, node: OpNode, argument: Argument) -> bool:
+        """Whether an argument names the device that the op's tensors are on anyway."""
+        if not isinstance(argument, Symbol) or argument.kind != "device":
+            return False
+        return all(self.specs[value].device == argument.name for value in node.inputs)
 
     def _casts(self, node: OpNode) -> bool:
         """Whether a copy changes the dtype (``Tensor.to`` then makes exactly this op)."""

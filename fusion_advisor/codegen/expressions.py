@@ -78,8 +78,8 @@ class Dialect:
         return False
 
     def product(self, statement: Statement, args: list[Expression], feeds_sum: bool) -> Expression:
-        """A floating product; ``feeds_sum`` if an addition could be contracted with it."""
-        return binary("mul", args)
+        """A product or quotient; ``feeds_sum`` if an addition could be contracted with it."""
+        return binary(statement.opcode, args)
 
     # --- shared ------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Dialect:
             left, right = args[0].inside(OR), args[1].inside(OR)
             return Expression(f"{left} {_COMPARISONS[opcode]} {right}", COMPARISON)
         if "float" in source:
-            if opcode == "mul":
+            if opcode in ("mul", "div"):
                 return self.product(statement, args, feeds_sum)
             special = self.function(opcode, source, args)
             if special is not None:

@@ -114,6 +114,13 @@ class _Lowering:
         if info is None or info.recipe is None:
             reason = info.reason if info is not None else f"it is a {node.kind} op"
             raise UnsupportedOpError(f"{node.op} cannot be part of a kernel: {reason}")
+        devices = {
+            self.specs[v].device for v in (*node.inputs, *node.outputs) if self.specs[v].shape
+        }
+        if len(devices) > 1:
+            raise UnsupportedOpError(
+                f"{node.op} moves data between {' and '.join(sorted(devices))}"
+            )
         self.builder.node = node.id
         call = ops.bind(
             node,

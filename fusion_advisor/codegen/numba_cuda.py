@@ -13,7 +13,7 @@ from fusion_advisor.codegen.expressions import (
     conditional,
 )
 from fusion_advisor.codegen.naming import Namer, program_namer
-from fusion_advisor.records import FusedProgram, ProgramInput, Statement
+from fusion_advisor.records import Constant, FusedProgram, ProgramInput, Statement
 
 # libdevice names by opcode: float32, float64.
 _LIBDEVICE = {
@@ -65,10 +65,15 @@ class CudaDialect(Dialect):
         )
 
     def product(self, statement: Statement, args: list[Expression], feeds_sum: bool) -> Expression:
-        """``a * b``, or the uncontracted multiplication where an addition reads it."""
-        if not feeds_sum:
-            return binary("mul", args)
-        name = "dmul_rn" if statement.dtype == "float64" else "fmul_rn"
+        """``a * b``, or the uncontracted multiplication where an addition reads it.
+
+        A division by a literal power of two becomes a multiplication in NVVM, so it needs
+        the same care.
+        """
+        is_literal = isinstance(statement.args[1], Constant)
+        if not feeds_sum or (statement.opcode == "div" and not is_literal):
+            return binary(statement.opcode, args)
+        name = f"{'d' if statement.dtype == 'float64' else 'f'}{statement.opcode}_rn"
         return Expression(f"libdevice.{name}({args[0].text}, {args[1].text})")
 
 
