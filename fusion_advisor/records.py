@@ -100,7 +100,8 @@ class TensorSpec:
     device: str = "cpu"
     requires_grad: bool = False
     alias_of: str | None = None
-    # "conj", "neg", "sparse", "nested", "quantized", "subclass:<Name>", "wrapped-number", "parameter"
+    # "conj", "neg", "sparse", "nested", "quantized", "subclass:<Name>", "wrapped-number",
+    # "parameter", "saved" (autograd keeps it for backward)
     flags: tuple[str, ...] = ()
 
 

@@ -77,7 +77,7 @@ _KIND_REFUSALS: dict[str, Refusal] = {
     "optimizer": ("optimizer", "an optimizer step is one kernel of its own (foreach, fused)"),
     "other": ("unsupported-op", "it is not known to be elementwise"),
 }
-_PLAIN_FLAGS = frozenset({"wrapped-number", "parameter"})
+_PLAIN_FLAGS = frozenset({"wrapped-number", "parameter", "saved"})
 _DTYPES = frozenset(SUPPORTED_DTYPES)
 
 
