@@ -55,7 +55,6 @@ def stand_in(
 ) -> KernelSource:
     """A kernel record whose text runs the chain's ops one by one."""
     nodes = [node for node in graph.nodes if node.id in set(candidate.nodes)]
-    specs = {value.id: value for value in graph.values}
     names = {one.value: f"x{n}" for n, one in enumerate(candidate.inputs)}
     order = {node.id: n for n, node in enumerate(nodes)}
     numbers = sorted(scalars, key=lambda one: (order[one[0]], one[1]))
@@ -70,7 +69,7 @@ def stand_in(
         args += [f"{key}={_text(value, names)}" for key, value in node.kwargs]
         call = f"torch.ops.aten.{base.rstrip('_')}.{overload or 'default'}({', '.join(args)})"
         if node.mutates:
-            call += f".to(torch.{specs[node.outputs[0]].dtype.removeprefix('torch.')})"
+            call += f".to({names[node.mutates[0]]}.dtype)"
         names[node.outputs[0]] = f"t{len(lines)}"
         lines.append(f"    t{len(lines)} = {call}")
     parameters = [f"x{n}" for n in range(len(candidate.inputs))] + list(scalar_names.values())

@@ -27,7 +27,7 @@ from fusion_advisor.fixes.matching import (
 from fusion_advisor.fixes.placement import Key, Placer
 from fusion_advisor.fixes.refusal import Refusal
 from fusion_advisor.fixes.region import find_region
-from fusion_advisor.fixes.source_index import SourceIndex, names_loaded, names_stored
+from fusion_advisor.fixes.source_index import SourceIndex, names_loaded, names_stored, parsed
 from fusion_advisor.fixes.text_edits import apply_edits, text_hash
 from fusion_advisor.records import (
     Fix,
@@ -149,7 +149,7 @@ def _plan(
     call_name: str,
 ) -> tuple[TextEdit, ...]:
     _check_frame(graph, nodes)
-    index = SourceIndex(text)
+    index = parsed(text)
     callees = Callees(index, namespace)
     evidence = _evidence(graph, index, nodes)
     matches = match_chain(index, callees, evidence, nodes)
@@ -254,7 +254,7 @@ def runtime_scalars(
     if not nodes or len({node.frame for node in nodes}) != 1:
         return frozenset()
     try:
-        index = SourceIndex(source_text)
+        index = parsed(source_text)
         callees = Callees(index)
         matches = match_chain(index, callees, _evidence(graph, index, nodes), nodes)
     except FixError:

@@ -176,7 +176,10 @@ class Walker:
                 "foreign-statement",
                 f"`{self.index.short(statement)}` stands between the chain's statements",
             )
-        impure = next(self.purity.impure(statement), None)
+        impure = next(
+            (one for one in self.purity.impure(statement) if not self._may_wait(statement, one)),
+            None,
+        )
         if impure is not None:
             raise Refusal(
                 "foreign-statement",
@@ -203,6 +206,14 @@ class Walker:
                     "writes to something else than a plain name",
                 )
             self._target(target)
+
+    def _may_wait(self, statement: ast.stmt, call: ast.AST) -> bool:
+        """A call whose result gets a name and that was seen to run nothing but ops.
+
+        The statement stays where it is; whether the chain's ops may pass it is asked later.
+        """
+        named = isinstance(statement, ast.Assign) and statement.value is call
+        return named and isinstance(call, ast.Call) and bool(self.evidence.under(call))
 
     def _alias(self, statement: ast.stmt) -> bool:
         """``h = h.to(dtype)`` or ``g = h`` of a chain's value, where no op ran."""

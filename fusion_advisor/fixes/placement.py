@@ -282,10 +282,12 @@ class Placer:
     def _cannot_write(self, call: ast.AST, leaf: Leaf) -> bool:
         """Whether a call cannot reach an operand, or is a fixed function seen writing nothing."""
         expression, spec = leaf.operand.expression, self.specs.get(leaf.operand.value or "")
-        if spec is not None and "parameter" in spec.flags:
-            return True
         if not leaf.pure:
             return self._is_fresh(expression, spec)
+        if self._wrote_outside(call):
+            return False  # to a tensor that may be this one in another call: f(x, x)
+        if spec is not None and "parameter" in spec.flags:
+            return True
         if not root_names(expression) & root_names(call):
             return True
         return (
@@ -306,6 +308,17 @@ class Placer:
             if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)
         }
         return bound | {one.arg for one in ast.walk(scope) if isinstance(one, ast.arg)}
+
+    def _wrote_outside(self, call: ast.AST) -> bool:
+        """Whether a call was seen writing to a tensor that it had not made itself."""
+        ops = self.evidence.under(call)
+        made = {value for op in ops for value in op.outputs if not op.mutates}
+        for op in ops:
+            for value in op.mutates:
+                spec = self.specs.get(value)
+                if spec is None or self.evidence.first_value_of(spec.storage) not in made:
+                    return True
+        return False
 
     def _wrote_nothing(self, call: ast.AST) -> bool:
         ops = self.evidence.under(call)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import re
 from collections.abc import Iterator
 
@@ -148,9 +149,10 @@ class SourceIndex:
         raise Refusal("no-suite", f"`{self.short(statement)}` stands in no block of statements")
 
 
-def scope_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """All nodes of a scope, nested functions and comprehensions included."""
-    return ast.walk(scope)
+@functools.lru_cache(maxsize=8)
+def parsed(text: str) -> SourceIndex:
+    """The index of a text; one file's chains are planned one after the other."""
+    return SourceIndex(text)
 
 
 def names_stored(node: ast.AST) -> set[str]:
