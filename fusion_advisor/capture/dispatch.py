@@ -7,6 +7,7 @@ code: recording stops and ``finish`` raises it.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import time
@@ -40,6 +41,16 @@ _SYMBOL_TYPES: dict[type, str] = {
     torch.memory_format: "memory_format",
     complex: "complex",
 }
+
+
+try:  # in C; importing torch._dynamo itself would take a second
+    from torch._C._dynamo.eval_frame import (
+        _FrameAction,
+        _FrameExecStrategy,
+        set_code_exec_strategy,
+    )
+except ImportError:
+    set_code_exec_strategy = None
 
 
 class RawOp(NamedTuple):
@@ -104,7 +115,8 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # the wrapper that True adds costs half a microsecond per op
+        # True wraps the method in one that imports torch._dynamo; see below for ours.
+        return set_code_exec_strategy is None
 
     # -- life ---------------------------------------------------------------------------
 
@@ -242,6 +254,8 @@ class Recorder(TorchDispatchMode):
                 self._fake_ops += 1
                 return func(*args, **kwargs)
         schema = schema_of(func)
+        if schema.ignored:
+            return func(*args, **kwargs)
         if schema.composite:
             # Only inference mode shows these; split them as every other mode does.
             with self._reentered():
@@ -463,7 +477,13 @@ def _hide_our_frames(traceback: TracebackType | None) -> None:
         traceback = following
 
 
-OUR_FRAMES.add(Recorder.__torch_dispatch__.__code__)
+_handler = inspect.unwrap(Recorder.__torch_dispatch__)
+OUR_FRAMES.add(_handler.__code__)
+if set_code_exec_strategy is not None:
+    # torch.compile must never trace the recorder, nor anything it calls.
+    set_code_exec_strategy(
+        _handler.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    )
 
 
 def record(run: Callable[[], T], options: CaptureOptions | None = None) -> Recording:

@@ -79,7 +79,7 @@ class Frames:
     """Finds and numbers the person's frames during one recording."""
 
     def __init__(self) -> None:
-        self.compiled = False  # an op ran inside a torch.compile'd function
+        self.compiled = False  # a frame was called through torch.compile
         self._numbers = itertools.count(1)
         self._foreign: dict[FrameType, FrameMark] = {}  # frames hash by identity
 
@@ -101,8 +101,6 @@ class Frames:
                 return code, frame.f_lasti, mark, engine
             if owner == "engine":
                 engine = True
-            elif owner == "dynamo":
-                self.compiled = True
             frame = frame.f_back
         return None, 0, None, engine
 
@@ -124,6 +122,8 @@ class Frames:
             owner = owner_of(outer.f_code)
             if owner == "machinery":
                 break
+            if owner == "dynamo":
+                self.compiled = True
             if owner == "user":
                 known = outer.f_trace
                 outer_mark = known if type(known) is FrameMark else self._mark(outer)

@@ -64,6 +64,7 @@ class OpSchema:
     random: bool = False
     composite: bool = False
     uninitialised: bool = False
+    ignored: bool = False  # no work of the program: a profiler's range
 
     def node_id(self, index: int) -> str:
         """The id of the op that was recorded at ``index``."""
@@ -164,6 +165,7 @@ def schema_of(function: Any) -> OpSchema:
             function.name(), "CompositeImplicitAutograd"
         ),
         uninitialised=base in _UNINITIALISED,
+        ignored=function.namespace == "profiler",
     )
 
 
