@@ -210,7 +210,7 @@ class Writer:
         end = self.index.end(statement)
         pieces, position = [], start
         for node in sorted(new, key=self.index.start):
-            first, last = self.index.start(node), self.index.end(node)
+            first, last = self._with_parentheses(start, node, end)
             replacement = new[node]
             if first > start and (text[first - 1].isalnum() or text[first - 1] == "_"):
                 replacement = " " + replacement
@@ -220,6 +220,20 @@ class Writer:
             position = last
         pieces.append(text[position:end])
         return "".join(pieces)
+
+    def _with_parentheses(self, start: int, node: ast.AST, end: int) -> tuple[int, int]:
+        """The extent of an expression and of parentheses that only group it."""
+        text = self.index.text
+        first, last = self.index.start(node), self.index.end(node)
+        while True:
+            head, tail = text[start:first].rstrip(), text[last:end].lstrip()
+            before = head[:-1].rstrip()[-1:]
+            if not head.endswith("(") or not tail.startswith(")"):
+                return first, last
+            if before.isalnum() or before in ("_", ")", "]", '"', "'"):
+                return first, last  # the parentheses of a call, or close to a keyword
+            first = start + len(head) - 1
+            last = end - len(tail) + 1
 
     def _replace(self, statement: ast.stmt, lines: list[str]) -> TextEdit:
         """The edit that puts statements in the place of one."""

@@ -27,6 +27,7 @@ for _name in __future__.all_feature_names:
 
 def source_of(code: types.CodeType) -> str:
     """The whole text a code object was compiled from; ``FixError`` where there is none."""
+    linecache.checkcache(code.co_filename)
     lines = linecache.getlines(code.co_filename)
     if not lines:
         raise FixError(

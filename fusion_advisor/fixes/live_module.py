@@ -7,6 +7,7 @@ one that needs no Fusion Advisor to load.
 
 from __future__ import annotations
 
+import copyreg
 import threading
 import types
 import typing
@@ -188,6 +189,9 @@ def _subclass(original: type[torch.nn.Module], entries: dict[int, _Entry]) -> ty
             return value
         rebuild, arguments = value[0], value[1]
         own = type(self)
+        if rebuild is copyreg.__newobj__ and arguments == (own,):  # type: ignore[attr-defined]
+            # pickle insists that __newobj__ gets the object's own class: rebuild it another way
+            return (copyreg._reconstructor, (original, object, None), *value[2:])  # type: ignore[attr-defined]
         rebuild = original if rebuild is own else rebuild
         arguments = tuple(original if one is own else one for one in arguments)
         return (rebuild, arguments, *value[2:])
