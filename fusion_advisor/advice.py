@@ -94,7 +94,12 @@ class Advice:
         known = dict(self.report.kernels).get(finding.id)
         if known is not None and target is None:
             return known
-        kernel = generate_kernel(self.report, finding, targets=targets)
+        kernel = generate_kernel(
+            self.report.capture.graph,
+            finding.occurrences[0],
+            source=source_text(finding.span),
+            targets=targets,
+        )
         self._keep(kernels=_with(self.report.kernels, finding.id, kernel))
         return kernel
 
@@ -110,13 +115,14 @@ class Advice:
         ):
             return known
         result = validate_kernel(
-            self.report,
-            finding,
+            self.report.capture,
+            finding.occurrences[0],
             kernel,
             store=self._open_recording().store,
             targets=self._targets,
             measure=measure,
-            progress=self._progress,
+            predicted_us=finding.estimate.time_after_mid_us / len(finding.occurrences),
+            progress=self._by_rung(finding.id),
         )
         self._keep(validations=_with(self.report.validations, finding.id, result))
         return result
@@ -218,6 +224,16 @@ class Advice:
 
     def _keep(self, **changes: Any) -> None:
         self.report = dataclasses.replace(self.report, **changes)
+
+    def _by_rung(self, finding_id: str) -> Callable[[str], None]:
+        climbed: list[str] = []
+
+        def step(rung: str) -> None:
+            climbed.append(rung)
+            # How long the ladder is depends on the machine; fifteen rungs is the usual climb.
+            self._say(f"validating {finding_id}: {rung}", min(0.95, len(climbed) / 15))
+
+        return step
 
     def _say(self, stage: str, fraction: float) -> None:
         if self._progress is not None:

@@ -140,6 +140,7 @@ class Applier:
             self.stack.keep(attempt)
         for piece in pieces:
             if not outcomes[piece.finding.id].reason:
+                piece.fused.reset_stats()  # what is counted from here on are the person's calls
                 self.in_place[piece.finding.id] = piece
         return [
             AppliedFix(

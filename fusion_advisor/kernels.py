@@ -18,6 +18,7 @@ from fusion_advisor.errors import UsageError
 from fusion_advisor.fixes import runtime_scalars
 from fusion_advisor.ops import functional_name
 from fusion_advisor.records import (
+    Capture,
     Finding,
     FusionCandidate,
     KernelSource,
@@ -28,8 +29,6 @@ from fusion_advisor.records import (
     ValidationResult,
 )
 from fusion_advisor.validation import validate
-
-Progress = Callable[[str, float], None]
 
 
 def source_text(span: SourceSpan | None) -> str:
@@ -63,63 +62,61 @@ def kernel_name(graph: OpGraph, candidate: FusionCandidate) -> str:
 
 
 def generate_kernel(
-    report: Report, finding: Finding, *, targets: tuple[Target, ...] = ("cpu", "cuda")
+    graph: OpGraph,
+    candidate: FusionCandidate,
+    *,
+    source: str = "",
+    targets: tuple[Target, ...] = ("cpu", "cuda"),
 ) -> KernelSource:
-    """Lower a finding's first occurrence and write its text."""
-    graph, candidate = report.capture.graph, finding.occurrences[0]
-    scalars = runtime_scalars(graph, candidate, source_text(finding.span))
+    """Lower a candidate and write its text.
+
+    ``source`` is the text its ops stand in, where known: numbers that are not literals there
+    become run-time arguments of the kernel.
+    """
+    scalars = runtime_scalars(graph, candidate, source) if source else frozenset()
     program = lower(graph, candidate, name=kernel_name(graph, candidate), runtime_scalars=scalars)
     return generate(program, graph, targets=targets)
 
 
 def validate_kernel(
-    report: Report,
-    finding: Finding,
+    capture: Capture,
+    candidate: FusionCandidate,
     kernel: KernelSource,
     *,
     store: TensorStore | None = None,
     targets: tuple[Target, ...] = ("cpu", "cuda"),
     measure: bool = True,
-    progress: Progress | None = None,
+    predicted_us: float = 0.0,
+    progress: Callable[[str], None] | None = None,
 ) -> ValidationResult:
-    """Run the validation ladder on a finding's kernel against the replayed eager ops."""
-    graph, candidate = report.capture.graph, finding.occurrences[0]
+    """Run the validation ladder on a candidate's kernel against the replayed eager ops.
+
+    ``store`` gives the captured inputs; without it, or where the recording is not proven,
+    inputs are synthetic.
+    """
+    graph = capture.graph
     inputs = tuple(operand.value for operand in candidate.inputs)
     outputs = candidate.outputs
-    predicted_us = finding.estimate.time_after_mid_us / max(len(finding.occurrences), 1)
     return validate(
         kernel,
         graph,
         candidate,
         reference=replay.subgraph(graph, candidate.nodes, inputs, outputs),
         reference64=replay.subgraph(graph, candidate.nodes, inputs, outputs, high_precision=True),
-        captured=captured_inputs(report, candidate, store),
-        ceilings=report.capture.ceilings,
+        captured=captured_inputs(capture, candidate, store),
+        ceilings=capture.ceilings,
         targets=targets,
         measure=measure,
         predicted_us=predicted_us,
-        progress=_by_rung(finding.id, progress),
+        progress=progress,
     )
 
 
-def _by_rung(finding_id: str, progress: Progress | None) -> Callable[[str], None] | None:
-    if progress is None:
-        return None
-    seen: list[str] = []
-
-    def step(rung: str) -> None:
-        seen.append(rung)
-        # The ladder's length depends on the machine; ten rungs is the usual climb.
-        progress(f"validating {finding_id}: {rung}", min(0.95, len(seen) / 10))
-
-    return step
-
-
 def captured_inputs(
-    report: Report, candidate: FusionCandidate, store: TensorStore | None
+    capture: Capture, candidate: FusionCandidate, store: TensorStore | None
 ) -> Mapping[str, Any] | None:
     """The candidate's real inputs, recomputed from the recorded program; ``None`` without them."""
-    if store is None or report.capture.proof.status != "passed":
+    if store is None or capture.proof.status != "passed":
         return None
     wanted = tuple(operand.value for operand in candidate.inputs)
-    return replay.materialize(report.capture.graph, store, wanted)
+    return replay.materialize(capture.graph, store, wanted)
