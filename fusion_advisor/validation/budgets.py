@@ -65,7 +65,9 @@ def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     bits, smallest = _MANTISSA_BITS[dtype]
     finite = torch.nan_to_num(value.abs(), nan=0.0, posinf=torch.finfo(dtype).max)
     _, exponent = torch.frexp(finite.clamp(max=torch.finfo(dtype).max))
-    return torch.ldexp(torch.ones_like(finite), (exponent - 1).clamp(min=smallest) - bits)
+    # frexp gives 0 an exponent of 0, as if it were a half.
+    exponent = torch.where(finite == 0, smallest, exponent - 1).clamp(min=smallest)
+    return torch.ldexp(torch.ones_like(finite), exponent - bits)
 
 
 def budget(
@@ -174,6 +176,7 @@ class _Chain:
         loose = torch.ones_like(eager, dtype=torch.bool)
         if own == 0.0:
             loose = self._reached(node, value, intervals, moving)
+        scale = self._scale(node, value)
         jumped = None
         if _jumps(node, eager):
             # Not wider than rounding: the sides of a jump are far apart.
@@ -189,8 +192,20 @@ class _Chain:
                 else:
                     low = torch.where(jumped, high - width, low)
         fixed = jumped if jumped is not None and side is not None else None
-        low, high = _widen(eager, low, high, own, corners[0], fixed)
+        low, high = _widen(eager, low, high, own, scale, corners[0], fixed)
         return Interval(low=low, high=high, loose=loose, maybe_nan=maybe_nan & loose), jumped
+
+    def _scale(self, node: OpNode, value: str) -> torch.Tensor:
+        """What an op's own budget is measured in: magnitudes whose ULP counts.
+
+        The result's, or for ops that cancel the larger of result and first operand.
+        """
+        result = self.eager[value].to(torch.float64).abs()
+        info = lookup(node.op)
+        if info is None or info.error_scale == "result" or not node.inputs:
+            return result
+        operand = self.eager[node.inputs[0]].to(torch.float64).abs()
+        return torch.fmax(result, operand.broadcast_to(result.shape))
 
     def _corners(
         self,
@@ -269,10 +284,11 @@ def _widen(
     low: torch.Tensor,
     high: torch.Tensor,
     own: float,
+    scale: torch.Tensor,
     true: torch.Tensor,
     fixed: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add the op's own budget, take eager's value in, and round to the op's dtype.
+    """Add the op's own budget (in ULP at ``scale``), take eager's value in, round to the dtype.
 
     ``fixed`` marks elements put on one side of a jump, where eager's value may
     be the other side and is left out.
@@ -285,8 +301,11 @@ def _widen(
     if own:
         # float64 has no wider type to know the true value by: eager's own ULP is added.
         spread = own + 1.0 if dtype == torch.float64 else own
-        low = low - spread * ulp(low, computed)
-        high = high + spread * ulp(high, computed)
+        # An exact zero (tanh of 0, exp of -inf) has no error to be measured in ULP of nothing.
+        exact = (true == 0) & (eager == 0) & (scale == 0)
+        room = torch.where(exact, 0.0, spread)
+        low = low - room * ulp(torch.fmax(low.abs(), scale), computed)
+        high = high + room * ulp(torch.fmax(high.abs(), scale), computed)
     low, high = low.to(dtype).to(torch.float64), high.to(dtype).to(torch.float64)
     seen = eager.to(torch.float64)
     rounded = true.to(dtype).to(torch.float64)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -161,7 +162,7 @@ def _stream_gb_per_s(working_set: int, device: str) -> float:
     seconds = _best_s(lambda: torch.mul(source, half, out=target), device, POINT_S)
     one, two = source.numpy(), target.numpy()
     for kernel in (_scale_kernel, _scale_kernel.serial):
-        seconds = min(seconds, _best_s(lambda kernel=kernel: kernel(one, two), device, POINT_S))
+        seconds = min(seconds, _best_s(functools.partial(kernel, one, two), device, POINT_S))
     return working_set / seconds / 1e9
 
 
@@ -177,7 +178,7 @@ def _gflops(dtype: str, device: str) -> float:
     source, target = np.full(count, 0.5, dtype), np.empty(count, dtype)
     factor, term = kind(0.999), kind(0.001)
     seconds = min(
-        _best_s(lambda kernel=kernel: kernel(source, target, factor, term), device, POINT_S)
+        _best_s(functools.partial(kernel, source, target, factor, term), device, POINT_S)
         for kernel in (_fma_kernel, _fma_kernel.serial)
     )
     return 2 * 8 * CHAIN * count / seconds / 1e9

@@ -8,6 +8,8 @@ import torch
 
 from fusion_advisor.validation.budgets import Interval, OutputBudget, ulp
 
+CANCELLED_ULP = 1024.0  # more room than this: leading digits cancelled, most bits are noise
+
 _INTEGER_BITS = {
     torch.float16: (torch.int16, 15), torch.bfloat16: (torch.int16, 15),
     torch.float32: (torch.int32, 31), torch.float64: (torch.int64, 63),
@@ -73,37 +75,54 @@ def compare(actual: torch.Tensor, allowed: OutputBudget) -> Comparison:
             first=f"is {_describe(actual)} where eager gives {_describe(eager)}",
         )  # fmt: skip
     equal = same_bits(actual, eager)
-    accepted, room = _accepted(actual, equal, allowed)
+    accepted = _accepted(actual, equal, allowed)
     ambiguous = torch.zeros_like(equal) if allowed.ambiguous is None else allowed.ambiguous
     bad = ~accepted
-    distance = ulp_distance(actual, eager)
-    counted = distance[~ambiguous] if bool(ambiguous.any()) else distance
+    worst, room = _worst(ulp_distance(actual, eager), ambiguous, allowed)
     return Comparison(
         elements=eager.numel(),
         mismatches=int(bad.sum()),
         ambiguous=int((ambiguous & ~equal).sum()),
-        worst_ulp=float(counted.max()) if counted.numel() else 0.0,
+        worst_ulp=worst,
         budget_ulp=room,
         first=_first(actual, allowed, bad) if bool(bad.any()) else "",
     )
 
 
-def _accepted(
-    actual: torch.Tensor, equal: torch.Tensor, allowed: OutputBudget
-) -> tuple[torch.Tensor, float]:
-    """Which elements are allowed, and the widest room given (ULP, without jumps)."""
+def _accepted(actual: torch.Tensor, equal: torch.Tensor, allowed: OutputBudget) -> torch.Tensor:
+    """Which elements are allowed."""
     accepted = equal.clone()
-    room = 0.0
     for number, way in enumerate(allowed.ways):
+        inside = _inside(actual, way)
         if number == 0 and allowed.ambiguous is not None:
             # The first way holds both sides of every jump: too wide to accept by.
-            inside = _inside(actual, way) & ~allowed.ambiguous
-        else:
-            inside = _inside(actual, way)
+            inside &= ~allowed.ambiguous
         accepted |= inside
-        if number == 0 and actual.dtype.is_floating_point:
-            room = _room(way, allowed)
-    return accepted, room
+    return accepted
+
+
+def _worst(
+    distance: torch.Tensor, ambiguous: torch.Tensor, allowed: OutputBudget
+) -> tuple[float, float]:
+    """The largest distance away from jumps and the room given there (ULP).
+
+    Where nothing differs the room is the median of what was given.  Elements that
+    cancelled to noise are judged like all others, but say nothing as a number of ULP.
+    """
+    room = torch.zeros_like(distance)
+    if allowed.ways and allowed.eager.dtype.is_floating_point:
+        room = _room(allowed.ways[0], allowed)
+    counted = ~ambiguous & (room <= CANCELLED_ULP)
+    distance = torch.where(counted, distance, torch.zeros_like(distance)).reshape(-1)
+    room = torch.where(counted, room, torch.zeros_like(room)).reshape(-1)
+    if not distance.numel():
+        return 0.0, 0.0
+    place = int(distance.argmax())
+    worst = float(distance[place])
+    if worst:
+        return worst, float(room[place])
+    given = room[room > 0]
+    return 0.0, float(given.median()) if given.numel() else 0.0
 
 
 def _inside(actual: torch.Tensor, way: Interval) -> torch.Tensor:
@@ -113,13 +132,11 @@ def _inside(actual: torch.Tensor, way: Interval) -> torch.Tensor:
     return inside & way.loose
 
 
-def _room(way: Interval, allowed: OutputBudget) -> float:
+def _room(way: Interval, allowed: OutputBudget) -> torch.Tensor:
+    """How far each element may be from eager's, in ULP; 0 where that is not a finite number."""
     eager = allowed.eager.to(torch.float64)
     width = torch.fmax(way.high - eager, eager - way.low) / ulp(eager, allowed.eager.dtype)
-    width = torch.where(way.loose & torch.isfinite(width), width, torch.zeros_like(width))
-    if allowed.ambiguous is not None:
-        width = torch.where(allowed.ambiguous, torch.zeros_like(width), width)
-    return float(width.max()) if width.numel() else 0.0
+    return torch.where(way.loose & torch.isfinite(width), width, torch.zeros_like(width))
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -68,11 +68,12 @@ def _variants(request: ExecutionRequest) -> list[tuple[str, _Launch]]:
         kernel = NativeKernel(request.host)
 
         def launch_exact(spec: LaunchSpec, *buffers: Any) -> None:
-            _launch_native(kernel, spec, *buffers, block=THREADS_PER_BLOCK, extra_blocks=0)
+            _launch_native(kernel, spec, *buffers, block=THREADS_PER_BLOCK, ragged=False)
 
         def launch_ragged(spec: LaunchSpec, *buffers: Any) -> None:
-            # Another block size and a block too many: only the bounds check saves the tail.
-            _launch_native(kernel, spec, *buffers, block=96, extra_blocks=1)
+            # Another block size, a block too many (only the bounds check saves the tail) and the
+            # last thread first.
+            _launch_native(kernel, spec, *buffers, block=96, ragged=True)
 
         return [("CUDA IR", launch_exact), ("CUDA IR, ragged grid", launch_ragged)]
     from fusion_advisor.runtime import load_kernel
@@ -109,14 +110,14 @@ def _launch_native(
     views: list[np.ndarray],
     *,
     block: int,
-    extra_blocks: int,
+    ragged: bool,
 ) -> None:
     strides = [stride for operand in spec.operands if operand.strided for stride in operand.strides]
     arguments: list[Any] = [buffer.array for buffer in (*operands, *outputs)]
     arguments += [*spec.sizes, *strides, *spec.scalars]
-    grid = (spec.elements + block - 1) // block + extra_blocks
-    if grid:  # an empty launch is not made on a GPU either
-        kernel.launch(grid, block, arguments)
+    if spec.elements:  # an empty launch is not made on a GPU either
+        grid = (spec.elements + block - 1) // block + int(ragged)
+        kernel.launch(grid, block, arguments, backwards=ragged)
 
 
 def _run_case(name: str, variant: str, launch: _Launch, spec: LaunchSpec) -> CaseOutcome:

@@ -152,6 +152,7 @@ def _result(kernel: KernelSource, ladder: _Ladder, findings: _Findings) -> Valid
     passed = any(rung.status == "passed" and rung.name in executed for rung in ladder.rungs)
     status: Status = "failed" if ladder.failed else "passed" if passed else "not run"
     tallies = findings.tallies
+    worst = max(tallies, key=lambda tally: tally.worst_ulp, default=Tally())
     return ValidationResult(
         kernel_hash=kernel.hash,
         status=status,
@@ -159,8 +160,8 @@ def _result(kernel: KernelSource, ladder: _Ladder, findings: _Findings) -> Valid
         cases=sum(tally.cases for tally in tallies),
         mismatches=sum(tally.mismatches for tally in tallies),
         discontinuous=sum(tally.ambiguous for tally in tallies),
-        worst_ulp=max((tally.worst_ulp for tally in tallies), default=0.0),
-        budget_ulp=max((tally.budget_ulp for tally in tallies), default=0.0),
+        worst_ulp=worst.worst_ulp,
+        budget_ulp=worst.budget_ulp,
         resources=tuple(findings.resources),
         timings=tuple(findings.timings),
     )

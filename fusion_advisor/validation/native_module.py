@@ -148,7 +148,7 @@ def _run_text(name: str, parameters: list[str]) -> str:
     """The loop over blocks and threads; grid and block are one-dimensional."""
     listed = ", ".join(f"{kind} %a{index}" for index, kind in enumerate(parameters))
     return f"""
-define void @{_RUN}(i32 %grid, i32 %block, {listed}) {{
+define void @{_RUN}(i32 %grid, i32 %block, i1 %backwards, {listed}) {{
 entry:
   store i32 %grid, ptr @sreg_nctaid_x
   store i32 %block, ptr @sreg_ntid_x
@@ -159,11 +159,17 @@ entry:
   br label %blocks
 blocks:
   %b = phi i32 [0, %entry], [%next_b, %block_end]
-  store i32 %b, ptr @sreg_ctaid_x
+  %left_b = sub i32 %grid, %b
+  %last_b = sub i32 %left_b, 1
+  %this_b = select i1 %backwards, i32 %last_b, i32 %b
+  store i32 %this_b, ptr @sreg_ctaid_x
   br label %threads
 threads:
   %t = phi i32 [0, %blocks], [%next_t, %threads]
-  store i32 %t, ptr @sreg_tid_x
+  %left_t = sub i32 %block, %t
+  %last_t = sub i32 %left_t, 1
+  %this_t = select i1 %backwards, i32 %last_t, i32 %t
+  store i32 %this_t, ptr @sreg_tid_x
   call void @"{name}"({listed})
   %next_t = add i32 %t, 1
   %more_threads = icmp ult i32 %next_t, %block
@@ -269,11 +275,17 @@ class NativeKernel:
         self._engine = llvm.create_mcjit_compiler(module, machine)
         self._engine.finalize_object()
         kinds = [_C_TYPES.get(kind, ctypes.c_void_p) for kind in self.parameters]
-        prototype = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_int32, *kinds)
+        prototype = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_int32, ctypes.c_bool, *kinds)
         self._function = prototype(self._engine.get_function_address(_RUN))
 
-    def launch(self, grid: int, block: int, arguments: list[Any]) -> None:
-        """Run all blocks and threads; numpy arrays are passed as numba passes them."""
+    def launch(
+        self, grid: int, block: int, arguments: list[Any], *, backwards: bool = False
+    ) -> None:
+        """Run all blocks and threads; numpy arrays are passed as numba passes them.
+
+        ``backwards`` runs the last thread first: a GPU promises no order, and a
+        kernel whose threads step on each other gives another result.
+        """
         flat: list[Any] = []
         for argument in arguments:
             if hasattr(argument, "ctypes"):
@@ -285,4 +297,4 @@ class NativeKernel:
             raise ValidationError(
                 f"the kernel takes {len(self.parameters)} machine arguments, not {len(flat)}"
             )
-        self._function(grid, block, *flat)
+        self._function(grid, block, backwards, *flat)

@@ -52,8 +52,10 @@ class Tally:
         """Count one compared output."""
         self.mismatches += comparison.mismatches
         self.ambiguous += comparison.ambiguous
-        self.worst_ulp = max(self.worst_ulp, comparison.worst_ulp)
-        self.budget_ulp = max(self.budget_ulp, comparison.budget_ulp)
+        if comparison.worst_ulp > self.worst_ulp:
+            self.worst_ulp, self.budget_ulp = comparison.worst_ulp, comparison.budget_ulp
+        elif comparison.worst_ulp == self.worst_ulp:
+            self.budget_ulp = max(self.budget_ulp, comparison.budget_ulp)
         if comparison.first and not self.first:
             self.first = f"{label}: {comparison.first}"
 
