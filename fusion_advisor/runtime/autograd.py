@@ -17,7 +17,8 @@ def call(
     args: tuple[Any, ...],
 ) -> tuple[torch.Tensor, ...]:
     """``launch(args)`` with a gradient; ``differentiable`` says which outputs have one."""
-    result: tuple[torch.Tensor, ...] = _Recompute.apply(launch, eager, differentiable, *args)
+    apply: Any = _Recompute.apply  # untyped in torch
+    result: tuple[torch.Tensor, ...] = apply(launch, eager, differentiable, *args)
     return result
 
 
@@ -25,7 +26,7 @@ class _Recompute(torch.autograd.Function):
     """Saves the tensor inputs only; the chain's intermediates exist during backward alone."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         launch: Launch,
         eager: Callable[..., Any],
@@ -43,7 +44,7 @@ class _Recompute(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         twice = torch.is_grad_enabled()  # create_graph: the result must be differentiable again
         saved = iter(ctx.saved_tensors)
         needed = ctx.needs_input_grad[3:]
@@ -83,7 +84,7 @@ class _Recompute(torch.autograd.Function):
 
 
 def _without_autocast(eager: Callable[..., Any], inputs: list[Any]) -> tuple[torch.Tensor, ...]:
-    """Run the chain as forward computed it: outside autocast (a guard saw that it changes nothing)."""
+    """The chain as forward computed it: without autocast, which a guard saw to change nothing."""
     device = next(value.device.type for value in inputs if isinstance(value, torch.Tensor))
     with torch.autocast(device, enabled=False):
         outputs = eager(*inputs)

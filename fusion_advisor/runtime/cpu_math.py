@@ -120,7 +120,7 @@ def tan(x: Any) -> Any:
     return _quiet(np.tan, x)
 
 
-def pow(x: Any, y: Any) -> Any:  # noqa: A001 - the maths function's own name
+def pow(x: Any, y: Any) -> Any:
     """x to the y, with C's special cases."""
     return _quiet(np.power, x, y)
 
@@ -181,7 +181,7 @@ def rsqrt(x: Any) -> Any:
     return _quiet(lambda: one / np.sqrt(x))
 
 
-def abs(x: Any) -> Any:  # noqa: A001 - the maths function's own name
+def abs(x: Any) -> Any:
     """Magnitude; clears the sign of zero and NaN."""
     return np.abs(x)
 
@@ -201,7 +201,7 @@ def trunc(x: Any) -> Any:
     return np.trunc(x)
 
 
-def round(x: Any) -> Any:  # noqa: A001 - the maths function's own name
+def round(x: Any) -> Any:
     """The nearest integer, halves to even, as a float."""
     return np.rint(x)
 
@@ -292,7 +292,9 @@ def _implement(stub: Callable[..., Any], arity: int, single: Any, double: Any) -
     def choose(*kinds: Any) -> Any:
         if any(kind != kinds[0] for kind in kinds):
             return None
-        return single if kinds[0] == types.float32 else double if kinds[0] == types.float64 else None
+        return (
+            single if kinds[0] == types.float32 else double if kinds[0] == types.float64 else None
+        )
 
     # No annotations: numba wants an overload and what it returns to have equal signatures.
     if arity == 1:
@@ -356,7 +358,7 @@ for _stub in (erf, sin, cos, tan):
     _implement(_stub, 1, getattr(float32_math, _stub.__name__), getattr(math, _stub.__name__))
 for _stub in (erfc, asin, acos, atan, asinh, acosh, atanh):
     _implement(_stub, 1, getattr(math, _stub.__name__), getattr(math, _stub.__name__))
-for _stub, _arity, _single, _double in (
+_ROWS: tuple[tuple[Callable[..., Any], int, Any, Any], ...] = (
     (atan2, 2, math.atan2, math.atan2),
     (fmod, 2, intrinsics.float_remainder, intrinsics.float_remainder),
     (pow, 2, float32_math.pow, math.pow),
@@ -374,8 +376,9 @@ for _stub, _arity, _single, _double in (
     (maximum, 2, _maximum, _maximum),
     (minimum, 2, _minimum, _minimum),
     (fma, 3, intrinsics.fma, intrinsics.fma),
-):
-    _implement(_stub, _arity, _single, _double)
+)
+for _row in _ROWS:
+    _implement(*_row)
 
 
 @overload(select, jit_options=_OPTIONS)

@@ -6,6 +6,7 @@ kernel keeps its Python function (to read and to regenerate) and raises when it 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -54,13 +55,16 @@ class MissingLibdevice:
         raise MissingDependencyError(f"libdevice.{name} is not available. {_INSTALL}")
 
 
-cuda: Any
-libdevice: Any
-try:
-    import numba_cuda  # noqa: F401  # numba without it ships no cuda target of its own
-    from numba import cuda
-    from numba.cuda import libdevice
+def _find() -> tuple[Any, Any, bool]:
+    try:
+        importlib.import_module("numba_cuda")  # numba alone ships no CUDA target of its own
+        return (
+            importlib.import_module("numba.cuda"),
+            importlib.import_module("numba.cuda.libdevice"),
+            True,
+        )
+    except ImportError:
+        return MissingCuda(), MissingLibdevice(), False
 
-    HAVE_NUMBA_CUDA = True
-except ImportError:
-    cuda, libdevice, HAVE_NUMBA_CUDA = MissingCuda(), MissingLibdevice(), False
+
+cuda, libdevice, HAVE_NUMBA_CUDA = _find()

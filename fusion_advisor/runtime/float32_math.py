@@ -77,6 +77,7 @@ _ERF_SATURATED = np.float32(4.0)  # erf(4) rounds to 1
 
 @inlined
 def exp(x):
+    """e to the x."""
     x = select(x > _EXP_LIMITS[0], _EXP_LIMITS[0], x)
     x = select(x < _EXP_LIMITS[1], _EXP_LIMITS[1], x)
     shifted = fma(x, _LOG2_E, _SHIFT)
@@ -89,6 +90,7 @@ def exp(x):
 
 @inlined
 def exp2(x):
+    """2 to the x."""
     x = select(x > _EXP2_LIMITS[0], _EXP2_LIMITS[0], x)
     x = select(x < _EXP2_LIMITS[1], _EXP2_LIMITS[1], x)
     shifted = x + _SHIFT
@@ -97,6 +99,7 @@ def exp2(x):
 
 @inlined
 def expm1(x):
+    """e to the x, minus 1."""
     high = select(x > _EXPM1_LIMITS[0], _EXPM1_LIMITS[0], x)
     low = select(high < _EXPM1_LIMITS[1], _EXPM1_LIMITS[1], high)
     shifted = fma(low, _LOG2_E, _SHIFT)
@@ -111,6 +114,7 @@ def expm1(x):
 
 @inlined
 def log(x):
+    """Natural logarithm."""
     subnormal = x < _SMALLEST_NORMAL
     m, e = split_exponent(select(subnormal, x * _TWO_TO_25, x))
     e = select(subnormal, e - _TWENTY_FIVE, e)
@@ -128,17 +132,20 @@ def log(x):
 
 @inlined
 def tanh(x):
+    """Hyperbolic tangent."""
     t = expm1(-_TWO * magnitude(x))
     return with_sign_of(-t / (t + _TWO), x)
 
 
 @inlined
 def sigmoid(x):
+    """1 / (1 + exp(-x)), as eager computes it."""
     return _ONE / (_ONE + exp(-x))
 
 
 @inlined
 def erf(x):
+    """Error function."""
     a = magnitude(x)
     a = select(a > _ERF_SATURATED, _ERF_SATURATED, a)
     small = fma(polynomial(x * x, _ERF_SMALL), x, x)
@@ -148,31 +155,37 @@ def erf(x):
 
 @inlined
 def log2(x):
+    """Logarithm to base 2."""
     return np.float32(double.log2(np.float64(x)))
 
 
 @inlined
 def log10(x):
+    """Logarithm to base 10."""
     return np.float32(double.log10(np.float64(x)))
 
 
 @inlined
 def log1p(x):
+    """log(1 + x)."""
     return np.float32(double.log1p(np.float64(x)))
 
 
 @inlined
 def sinh(x):
+    """Hyperbolic sine."""
     return np.float32(double.sinh(np.float64(x)))
 
 
 @inlined
 def cosh(x):
+    """Hyperbolic cosine."""
     return np.float32(double.cosh(np.float64(x)))
 
 
 @inlined
 def hypot(x, y):
+    """sqrt(x*x + y*y) without overflow."""
     a, b = np.float64(magnitude(x)), np.float64(magnitude(y))
     value = np.float32(square_root(a * a + b * b))
     infinite = (magnitude(x) == _INFINITY) | (magnitude(y) == _INFINITY)
@@ -180,7 +193,8 @@ def hypot(x, y):
 
 
 @inlined
-def pow(x, y):  # noqa: A001 - the maths function's own name
+def pow(x, y):
+    """x to the y, with C's special cases."""
     a, b = np.float64(magnitude(x)), np.float64(y)
     value = np.float32(double.exp2(b * double.log2(a)))
     # Where the exponent times the logarithm is not a number although the power is.
@@ -197,14 +211,17 @@ def pow(x, y):  # noqa: A001 - the maths function's own name
 
 @inlined
 def sin(x):
+    """Sine."""
     return np.float32(trigonometry.sine(x))
 
 
 @inlined
 def cos(x):
+    """Cosine."""
     return np.float32(trigonometry.cosine(x))
 
 
 @inlined
 def tan(x):
+    """Tangent."""
     return np.float32(trigonometry.tangent(x))

@@ -52,6 +52,7 @@ inlined = register_jitable(forceinline=True, error_model="numpy")
 
 @inlined
 def exp(x):
+    """e to the x."""
     # Beyond these the result is 0 or inf; NaN passes both comparisons.
     x = select(x > 710.0, 710.0, x)
     x = select(x < -746.0, -746.0, x)
@@ -65,6 +66,7 @@ def exp(x):
 
 @inlined
 def exp2(x):
+    """2 to the x."""
     x = select(x > 1025.0, 1025.0, x)
     x = select(x < -1080.0, -1080.0, x)
     shifted = x + _SHIFT
@@ -75,6 +77,7 @@ def exp2(x):
 
 @inlined
 def expm1(x):
+    """e to the x, minus 1."""
     high = select(x > 710.0, 710.0, x)
     low = select(high < -40.0, -40.0, high)  # e**-40 is far below half an ulp of 1
     shifted = fma(low, _LOG2_E, _SHIFT)
@@ -109,6 +112,7 @@ def _log_limits(x, value):
 
 @inlined
 def log(x):
+    """Natural logarithm."""
     subnormal = x < _SMALLEST_NORMAL
     f, half_square, tail, e = _log_parts(select(subnormal, x * _TWO_TO_54, x))
     e = select(subnormal, e - 54.0, e)
@@ -118,6 +122,7 @@ def log(x):
 
 @inlined
 def log2(x):
+    """Logarithm to base 2."""
     subnormal = x < _SMALLEST_NORMAL
     f, half_square, tail, e = _log_parts(select(subnormal, x * _TWO_TO_54, x))
     e = select(subnormal, e - 54.0, e)
@@ -132,6 +137,7 @@ def log2(x):
 
 @inlined
 def log10(x):
+    """Logarithm to base 10."""
     subnormal = x < _SMALLEST_NORMAL
     f, half_square, tail, e = _log_parts(select(subnormal, x * _TWO_TO_54, x))
     e = select(subnormal, e - 54.0, e)
@@ -147,6 +153,7 @@ def log10(x):
 
 @inlined
 def log1p(x):
+    """log(1 + x)."""
     u = 1.0 + x
     # What rounding 1 + x lost, to first order: log(u + lost) = log(u) + lost / u.
     lost = select(x < 1.0, x - (u - 1.0), 1.0 - (u - x))
@@ -157,17 +164,20 @@ def log1p(x):
 
 @inlined
 def tanh(x):
+    """Hyperbolic tangent."""
     t = expm1(-2.0 * magnitude(x))
     return with_sign_of(-t / (t + 2.0), x)
 
 
 @inlined
 def sigmoid(x):
+    """1 / (1 + exp(-x)), as eager computes it."""
     return 1.0 / (1.0 + exp(-x))
 
 
 @inlined
 def sinh(x):
+    """Hyperbolic sine."""
     # sinh = (t + t/(t + 1)) / 2 with t = expm1|x|; beyond 700, e**(|x|/2) twice.
     a = magnitude(x)
     t = expm1(select(a < 700.0, a, 700.0))
@@ -179,6 +189,7 @@ def sinh(x):
 
 @inlined
 def cosh(x):
+    """Hyperbolic cosine."""
     a = magnitude(x)
     e = exp(select(a < 700.0, a, 700.0))
     root = exp(0.5 * a)

@@ -69,7 +69,9 @@ class FusedFunction:
         self._single = len(outputs) == 1
         self._argument_count = len(operands) + len(named)
         self._plans: dict[Any, Plan] = {}
-        self._recent: tuple[Plan, ...] = ()  # on the fast path, the newest first
+        self._recent: tuple[
+            tuple[Plan, Callable[..., bool]], ...
+        ] = ()  # on the fast path, the newest first
         self._fused = 0
         self._fallbacks: dict[str, int] = {}
         self._warned: set[str] = set()
@@ -116,10 +118,13 @@ class FusedFunction:
             return None
         tensors, numbers = (args, ()) if count == len(args) else (args[:count], args[count:])
         grad_enabled = _grad_enabled()
-        for plan in self._recent:
-            if plan.grad_enabled is grad_enabled and plan.matches(*tensors):
-                if not numbers or tuple(map(type, numbers)) == plan.number_types:
-                    return plan
+        for plan, matches in self._recent:
+            if (
+                plan.grad_enabled is grad_enabled
+                and matches(*tensors)
+                and (not numbers or tuple(map(type, numbers)) == plan.number_types)
+            ):
+                return plan
         return None
 
     def _plan(self, args: tuple[Any, ...]) -> Plan:
@@ -163,7 +168,8 @@ class FusedFunction:
             plan.number_types = tuple(map(type, args[count:]))
             plan.grad_enabled = torch.is_grad_enabled()
         if plan.matches is not None:
-            self._recent = (plan, *(other for other in self._recent if other is not plan))[:_RECENT]
+            others = (entry for entry in self._recent if entry[0] is not plan)
+            self._recent = ((plan, plan.matches), *others)[:_RECENT]
 
     def _launch(self, plan: Plan, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         out = launch.allocate(plan)

@@ -70,8 +70,9 @@ def exact_match(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool] | None
     try:
         from torch._C._dynamo.guards import TensorGuards
 
-        sizes = [list(tensor.shape) for tensor in tensors]
-        strides = [list(tensor.stride()) for tensor in tensors]
+        # torch's stub declares these lists one level too flat.
+        sizes: Any = [list(tensor.shape) for tensor in tensors]
+        strides: Any = [list(tensor.stride()) for tensor in tensors]
         guard = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         check: Callable[..., bool] = guard.check
         return check if check(*tensors) is True else None
@@ -100,13 +101,12 @@ def autocast_changes(eager: Callable[..., Any], args: tuple[Any, ...], device: s
     def ops(enabled: bool) -> list[tuple[str, tuple[torch.dtype, ...]]]:
         mode = FakeTensorMode()
         fakes = [
-            mode.from_tensor(arg.detach()) if isinstance(arg, torch.Tensor) else arg
-            for arg in args
+            mode.from_tensor(arg.detach()) if isinstance(arg, torch.Tensor) else arg for arg in args
         ]
         dtype, recorder = torch.get_autocast_dtype(device), _OpRecorder()
-        with torch.no_grad(), torch.autocast(device, dtype=dtype, enabled=enabled):
-            with mode, recorder:
-                eager(*fakes)
+        autocast = torch.autocast(device, dtype=dtype, enabled=enabled)
+        with torch.no_grad(), autocast, mode, recorder:
+            eager(*fakes)
         return recorder.seen
 
     return ops(True) != ops(False)
@@ -116,7 +116,7 @@ class _OpRecorder(TorchDispatchMode):
     """Notes each op that is dispatched, with the dtypes it gives."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.seen: list[tuple[str, tuple[torch.dtype, ...]]] = []
 
     def __torch_dispatch__(

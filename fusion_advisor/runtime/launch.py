@@ -17,15 +17,15 @@ import torch
 from fusion_advisor.errors import UsageError
 from fusion_advisor.runtime.plan import Plan, Signature
 
-try:  # half the cost of the public function; the allocator of torch's own compiled code
-    from torch._C._dynamo.guards import _empty_strided_cpu as _empty_cpu
-except ImportError:
 
-    def _empty_cpu(
-        shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
-    ) -> torch.Tensor:
-        return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+def _empty_strided(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
 
+
+# The allocator of torch's own compiled code, at half the cost of the public function.
+_empty_cpu = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", _empty_strided)
 
 _HALVES = frozenset({torch.float16, torch.bfloat16})
 

@@ -22,7 +22,7 @@ _LARGEST_OFFSET = 2**31 - 1  # CUDA kernels index with uint32, thread numbers ar
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """An output as eager makes it: torch shape and strides, dtype, and whether it has a gradient."""
+    """An output as eager makes it: shape, strides, dtype, and whether it has a gradient."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -175,7 +175,7 @@ def _observe(
 ) -> tuple[ResultFacts, ...]:
     """Run the eager chain: on tensors without memory if torch has loaded what that needs.
 
-    (Loading it takes longer than almost any chain.)  Autocast is off: it was seen to change nothing.
+    (Loading it takes longer than almost any chain.)  Autocast is off: it changes nothing here.
     """
     on_meta = "torch._meta_registrations" in sys.modules
     inputs: list[Any] = []
@@ -203,7 +203,7 @@ def _plan_outputs(
 ) -> tuple[OutputPlan, ...] | str:
     if len(results) != len(signature.outputs):
         return f"eager gives {len(results)} results instead of {len(signature.outputs)}"
-    planned = []
+    planned: list[OutputPlan] = []
     for declared, result in zip(signature.outputs, results, strict=True):
         shape, strides = result.shape, result.strides
         if str(result.dtype) != f"torch.{declared.dtype}":
@@ -222,7 +222,7 @@ def _plan_outputs(
 def _plan_operands(
     signature: Signature, tensors: tuple[torch.Tensor, ...], space: tuple[int, ...]
 ) -> tuple[layouts.AxisLayout, ...] | str:
-    planned = []
+    planned: list[layouts.AxisLayout] = []
     for operand, tensor in zip(signature.operands, tensors, strict=True):
         shape, strides = tuple(tensor.shape), tensor.stride()
         problem = layouts.broadcast_problem(shape, space, signature.groups, operand.groups)

@@ -82,6 +82,7 @@ def _cosine_part(r):
 
 @inlined
 def sine(x):
+    """Sine of a float32, as float64."""
     r, n = _reduce(x)
     odd = (n == 1.0) | (n == -1.0)
     value = select(odd, _cosine_part(r), _sine_part(r))
@@ -92,6 +93,7 @@ def sine(x):
 
 @inlined
 def cosine(x):
+    """Cosine of a float32, as float64."""
     r, n = _reduce(x)
     odd = (n == 1.0) | (n == -1.0)
     value = select(odd, _sine_part(r), _cosine_part(r))
@@ -101,6 +103,7 @@ def cosine(x):
 
 @inlined
 def tangent(x):
+    """Tangent of a float32, as float64."""
     r, n = _reduce(x)
     s, c = _sine_part(r), _cosine_part(r)
     odd = (n == 1.0) | (n == -1.0)

@@ -12,8 +12,12 @@ import torch
 from fusion_advisor.records import FusedProgram, KernelSource
 from fusion_advisor.runtime import load_kernel
 
-_INTEGER_BITS = {torch.float32: torch.int32, torch.float64: torch.int64,
-                 torch.bfloat16: torch.int16, torch.float16: torch.int16}
+_INTEGER_BITS = {
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+}
 
 
 def load(kernel: KernelSource) -> dict[str, Any]:

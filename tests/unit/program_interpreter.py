@@ -112,7 +112,7 @@ def _direct(opcode: str, args: Sequence[Array]) -> Array | None:
         "round": lambda: np.rint(a),
         "copysign": lambda: np.copysign(a, b),
         "floordiv": lambda: a // b,
-        "truncdiv": lambda: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)),
+        "truncdiv": lambda: np.trunc(a.astype(np.float64) / b).astype(a.dtype),
         "and": lambda: a & b,
         "or": lambda: a | b,
         "xor": lambda: a ^ b,

@@ -14,7 +14,9 @@ from fusion_advisor.runtime import (
 )
 """
 
-GELU = HEADER + '''
+GELU = (
+    HEADER
+    + """
 def eager_gelu(x):
     inner = 0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0))
     return 0.5 * x * (1.0 + torch.tanh(inner))
@@ -40,10 +42,13 @@ def gelu_cpu(x, out):
 fused_gelu = FusedFunction(
     "fused_gelu", eager=eager_gelu, cpu=gelu_cpu, cuda=gelu_cuda, rank=3, groups=((0, 1, 2),),
     operands=(Operand("x", "float32", (0,)),), outputs=(Output("out", "float32"),))
-'''
+"""
+)
 
 # relu(x + bias) * y + z, bias along the last dimension.
-BIAS = HEADER + '''
+BIAS = (
+    HEADER
+    + """
 def eager_bias(x, bias, y, z):
     return torch.relu(x + bias) * y + z
 
@@ -68,10 +73,13 @@ fused_bias = FusedFunction(
     operands=(Operand("x", "float32", (0, 1)), Operand("bias", "float32", (1,)),
               Operand("y", "float32", (0, 1)), Operand("z", "float32", (0, 1), "strided")),
     outputs=(Output("out", "float32"),))
-'''
+"""
+)
 
 # channels_last: walked as batch, height, width, channel; a scale per channel.
-CHANNELS = HEADER + '''
+CHANNELS = (
+    HEADER
+    + """
 def eager_channels(x, scale):
     return torch.sigmoid(x * scale)
 
@@ -85,10 +93,13 @@ fused_channels = FusedFunction(
     "fused_channels", eager=eager_channels, cpu=channels_cpu, rank=4, groups=((0, 2, 3), (1,)),
     operands=(Operand("x", "float32", (0, 1)), Operand("scale", "float32", (1,))),
     outputs=(Output("out", "float32"),))
-'''
+"""
+)
 
 # 16-bit floats with a rounding after every op, and a second, boolean output.
-SWIGLU = HEADER + '''
+SWIGLU = (
+    HEADER
+    + """
 def eager_swiglu(gate, up):
     product = torch.nn.functional.silu(gate) * up
     return product, product > 0
@@ -107,10 +118,13 @@ fused_swiglu = FusedFunction(
     "fused_swiglu", eager=eager_swiglu, cpu=swiglu_cpu, rank=2, groups=((0, 1),),
     operands=(Operand("gate", "TORCH", (0,)), Operand("up", "TORCH", (0,))),
     outputs=(Output("out", "TORCH"), Output("positive", "bool")))
-'''
+"""
+)
 
 # A run-time number and a tensor of no dimensions.
-SCALED = HEADER + '''
+SCALED = (
+    HEADER
+    + """
 def eager_scaled(x, shift, factor):
     return (x + shift) * factor
 
@@ -123,10 +137,13 @@ fused_scaled = FusedFunction(
     "fused_scaled", eager=eager_scaled, cpu=scaled_cpu, rank=2, groups=((0, 1),),
     operands=(Operand("x", "float32", (0,)), Operand("shift", "float32", ())),
     outputs=(Output("out", "float32"),), scalars=(("factor", "float64"),))
-'''
+"""
+)
 
 # The product has a gradient to both inputs, the square root to one.
-TWO = HEADER + '''
+TWO = (
+    HEADER
+    + """
 def eager_two(x, y):
     return x * y, torch.exp(y)
 
@@ -140,7 +157,8 @@ fused_two = FusedFunction(
     "fused_two", eager=eager_two, cpu=two_cpu, rank=1, groups=((0,),),
     operands=(Operand("x", "float64", (0,)), Operand("y", "float64", (0,))),
     outputs=(Output("product", "float64"), Output("power", "float64")))
-'''
+"""
+)
 
 
 def half(text: str, short: str, dtype: str) -> str:

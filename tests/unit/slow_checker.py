@@ -114,9 +114,9 @@ def _shape_problems(graph: OpGraph, candidate: FusionCandidate) -> list[str]:
             needed = value in graph.outputs or (len(outside) > len(backward) * forward)
             if needed and value not in candidate.outputs:
                 found.append(f"{value} is needed outside, but is no output")
-            if not needed and backward and forward and value not in candidate.saved:
-                if value not in candidate.outputs:
-                    found.append(f"{value} is saved for backward, but is not listed")
+            listed = value in candidate.saved or value in candidate.outputs
+            if not needed and backward and forward and not listed:
+                found.append(f"{value} is saved for backward, but is not listed")
     return found
 
 

@@ -177,7 +177,9 @@ def test_phases_and_optimizer():
 
     recording = record(run, CaptureOptions(steps=5))
     phases = [node.phase for node in recording.graph.nodes]
-    order = [phase for index, phase in enumerate(phases) if index == 0 or phases[index - 1] != phase]
+    order = [
+        phase for index, phase in enumerate(phases) if index == 0 or phases[index - 1] != phase
+    ]
     assert order == ["forward", "backward", "optimizer"]
     proof = replay.prove(recording.graph, recording.store, isolated=False)
     assert proof.status == "passed", proof.message

@@ -232,7 +232,8 @@ def test_saved_for_backward_is_not_an_output():
     x = torch.randn(4, requires_grad=True)
     recording = _captured(lambda: torch.tanh(x * 2).exp())
     mul, tanh, exp = (
-        _by_op(recording, f"aten.{name}")[0] for name in ("mul.Tensor", "tanh.default", "exp.default")
+        _by_op(recording, f"aten.{name}")[0]
+        for name in ("mul.Tensor", "tanh.default", "exp.default")
     )
     assert exp.outputs[0] in recording.graph.outputs
     assert tanh.outputs[0] not in recording.graph.outputs

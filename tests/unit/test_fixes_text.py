@@ -308,3 +308,42 @@ def test_decorated_async_and_nested_functions(tmp_path: Path) -> None:
     _, _, new = only(body, tmp_path, 2)
     assert new.index("def fused_chain") < new.index("# about f\n@twice\ndef f")
     assert "        return fused_chain(v, b)\n" in new
+
+
+ACTIVATION = (
+    "class M(torch.nn.Module):\n    def __init__(self, act):\n        super().__init__()\n"
+    "        self.act = act\n\n    def forward(self, x, b):\n"
+    "        return self.act(x + b) * b\n\n\n"
+    "class N(M):\n    def forward(self, x, b):\n        h = x + b\n        y = self.act(h)\n"
+    "        return y * 2, h\n\n\n"
+    "def f(x, b):\n    return {kind}(torch.nn.{act})(x, b)\n"
+)
+
+
+@pytest.mark.parametrize("kind", ["M", "N"])
+@pytest.mark.parametrize("act", ["GELU('tanh')", "ReLU(inplace=True)", "LeakyReLU(0.3)"])
+def test_activation_modules_are_guarded(tmp_path: Path, kind: str, act: str) -> None:
+    """Another activation, other settings or a hook: the original text runs."""
+    body = ACTIVATION.replace("{kind}", kind).replace("{act}", act)
+    _, fix, new = only(body, tmp_path, 2)
+    assert not fix.blockers, fix.blockers
+    assert "from fusion_advisor.runtime.modules import runs_plain\n" in new
+    plain, fused = (
+        run_text(text, tmp_path / name)[kind]
+        for text, name in ((HEAD + body, "p.py"), (new, "q.py"))
+    )
+    for other in (
+        torch.nn.GELU("tanh"),
+        torch.nn.GELU(),
+        torch.nn.ReLU(),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.LeakyReLU(0.3),
+        torch.nn.LeakyReLU(0.1),
+        torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()),
+    ):
+        assert same(plain(other)(*matrices(2)()), fused(other)(*matrices(2)())), other
+        seen: list[object] = []
+        hook = other.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        fused(other)(*matrices(2)())
+        hook.remove()
+        assert seen == [1]

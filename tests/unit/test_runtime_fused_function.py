@@ -94,7 +94,9 @@ def test_channels_last_in_channels_last_out() -> None:
     assert_fused(space["fused"])
     space["fused"].reset_stats()
     result, reason = fallback(space["fused"], x.contiguous(), args[1])
-    assert "memory layout" in reason and torch.equal(result, expected)
+    assert "memory layout" in reason
+    # Eager's sigmoid differs in the last place between its vector and its strided loop.
+    torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize(("short", "dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
@@ -224,15 +226,19 @@ def test_outside_the_guards_eager_runs_and_is_counted(
 def test_errors_are_eagers_own(bias: dict[str, Any]) -> None:
     args = bias_args(2, 5, 7)
     args[2] = torch.randn(2, 5, 6)
-    with pytest.warns(FusionFallbackWarning, match="eager refuses"):
-        with pytest.raises(RuntimeError, match="size of tensor"):
-            bias["fused"](*args)
+    with (
+        pytest.warns(FusionFallbackWarning, match="eager refuses"),
+        pytest.raises(RuntimeError, match="size of tensor"),
+    ):
+        bias["fused"](*args)
     with pytest.warns(FusionFallbackWarning), pytest.raises(TypeError):
         bias["fused"](*args[:2])
     sparse = torch.eye(7).to_sparse()
-    with pytest.warns(FusionFallbackWarning, match="sparse"):
-        with pytest.raises((RuntimeError, NotImplementedError)):
-            bias["fused"](sparse, *args[1:])
+    with (
+        pytest.warns(FusionFallbackWarning, match="sparse"),
+        pytest.raises((RuntimeError, NotImplementedError)),
+    ):
+        bias["fused"](sparse, *args[1:])
 
 
 def test_warned_once_per_reason_and_counted_every_time(gelu: dict[str, Any]) -> None:
@@ -287,9 +293,11 @@ def test_autocast_that_changes_a_dtype_runs_eager() -> None:
     space = samples.load(text.replace("float64", "float32"))
     args = [torch.randn(6) for _ in range(2)]
     space["fused"](*args)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        with pytest.warns(FusionFallbackWarning, match="autocast"):
-            space["fused"](*args)
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.warns(FusionFallbackWarning, match="autocast"),
+    ):
+        space["fused"](*args)
 
 
 def test_under_torch_compile_the_eager_chain_is_traced(gelu: dict[str, Any]) -> None:
