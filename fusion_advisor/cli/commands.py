@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -172,8 +174,12 @@ def _profile(parsed: argparse.Namespace) -> int:
 
 
 def _demo(parsed: argparse.Namespace) -> int:
-    script = os.path.join(PACKAGE, "examples", "written_out_gelu.py")
-    return _advise(parsed, run_as_main(script, []), title="demo: an MLP that writes its GELU out")
+    example = os.path.join(PACKAGE, "examples", "written_out_gelu.py")
+    with tempfile.TemporaryDirectory(prefix="fusion-advisor-demo-") as folder:
+        # A file of one's own: frames inside this package are not attributed.
+        script = shutil.copy(example, folder)
+        title = "demo: an MLP that writes its GELU out"
+        return _advise(parsed, run_as_main(script, []), title=title)
 
 
 def _advise(parsed: argparse.Namespace, run: Callable[[], Any], *, title: str) -> int:
@@ -286,7 +292,7 @@ def _kernel(parsed: argparse.Namespace) -> int:
     if stored is not None and _has_targets(stored, targets):
         kernel = stored
     else:
-        kernel = generate_kernel(report, finding, targets=targets)
+        kernel = generate_kernel(report.capture.graph, finding.occurrences[0], targets=targets)
     if parsed.output is None:
         print(kernel.text.rstrip("\n"))
     else:

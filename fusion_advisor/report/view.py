@@ -293,13 +293,14 @@ def _facts(report: Report) -> list[tuple[str, str, str]]:
             (
                 "Memory traffic",
                 f"{bytes_text(report.bytes_before)} → {bytes_text(report.bytes_after)}",
-                f"{percent_text(saved)} less, counting each op's distinct reads and writes",
+                f"{percent_text(saved)} less with every legal group fused; each op's distinct "
+                "reads and writes",
             )
         )
     before, after = launches(report)
     if before:
         facts.append(
-            ("Kernels launched", f"{before:,} → {after:,}", "compute ops that touch memory")
+            ("Kernels launched", f"{before:,} → {after:,}", "with every legal group fused")
         )
     ratios = ", ".join(
         f"{one_line(ratio.name)} {percent_text(ratio.fused_ops / ratio.ops if ratio.ops else 0.0)}"
@@ -331,13 +332,10 @@ def compute_ops(capture: Capture) -> int:
 
 
 def launches(report: Report) -> tuple[int, int]:
-    """Kernels as it is and with all findings fused; device counts where the run had any."""
+    """Kernels as it is and with every legal group fused; device counts where the run had any."""
     counted = sum(time.kernels for time in report.capture.times)
     before = counted or compute_ops(report.capture)
-    saved = sum(
-        finding.estimate.launches_before - finding.estimate.launches_after
-        for finding in report.findings
-    )
+    saved = sum(estimate.launches_before - estimate.launches_after for estimate in report.estimates)
     return before, max(0, before - saved)
 
 

@@ -168,6 +168,32 @@ def test_page_is_accessible_in_structure(page):
     assert dict(page.tags)["html"]["lang"] == "en"
 
 
+def _luminance(color: str) -> float:
+    digits = color.lstrip("#")
+    digits = digits if len(digits) == 6 else "".join(digit * 2 for digit in digits)
+    channels = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_text_has_contrast_in_both_themes():
+    from fusion_advisor.report.page_style import STYLE
+
+    light, dark = STYLE.split("@media (prefers-color-scheme:dark)", 1)
+    for theme in (light.split("}")[0], dark.split("}")[0]):
+        colors = dict(re.findall(r"--([\w-]+):(#[0-9a-f]{3,6})", theme))
+        grounds = {"ink": "page card code warn-bg op kernel", "soft": "page card code memory",
+                   "accent": "page card", "good": "card good-bg", "bad": "card bad-bg",
+                   "warn": "card warn-bg", "k": "code", "s": "code", "c": "code", "n": "code",
+                   "f": "code"}  # fmt: skip
+        for text, behind in grounds.items():
+            for ground in behind.split():
+                bright, dim = sorted(
+                    (_luminance(colors[text]), _luminance(colors[ground])), reverse=True
+                )
+                assert (bright + 0.05) / (dim + 0.05) >= 4.5, (text, ground)
+
+
 def test_page_shows_every_part(report):
     text = render_html(report)
     for part in (
