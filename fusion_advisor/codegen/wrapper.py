@@ -90,14 +90,20 @@ def generate(
 
 
 def _imports(body: str) -> str:
-    words = set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", body))
+    code = re.sub(r"#[^\n]*|\"[^\"\n]*\"", "", body)  # neither comments nor strings
+    words = set(re.findall(r"(?<![.\w])[A-Za-z_]\w*", code))
     numba = [name for name in _NUMBA_NAMES if name in words]
     runtime = [name for name in _RUNTIME_NAMES if name in words]
     lines = ["import math\n"] if "math.inf" in body or "math.nan" in body else []
     lines.append("import torch")
     if numba:
         lines.append(f"from numba import {', '.join(numba)}")
-    lines.append(f"\nfrom fusion_advisor.runtime import {', '.join(runtime)}")
+    flat = f"\nfrom fusion_advisor.runtime import {', '.join(runtime)}"
+    if len(flat) > 100:
+        flat = "\n".join(
+            ["\nfrom fusion_advisor.runtime import (", *(f"    {name}," for name in runtime), ")"]
+        )
+    lines.append(flat)
     return "\n".join(lines) + "\n"
 
 
