@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fusion_advisor.fixes.callees import Callees, dtype_literal
 from fusion_advisor.fixes.dataflow import Cast, Flow, Leaf
+from fusion_advisor.fixes.module_calls import HELPER, HELPER_IMPORT, condition_text
 from fusion_advisor.fixes.placement import Placer
 from fusion_advisor.fixes.refusal import Refusal
 from fusion_advisor.fixes.region import Region
@@ -47,12 +48,35 @@ def conditions_of(
         for dtype, terms in by_dtype.items()
         if terms
     ]
+    guards = _module_guards(index, flow)
+    parts += guards
     is_known = callees.means("torch", "torch", region.statements[0])
     if parts and not is_known and (where == "function" or "torch" in placer.live_locals()):
         raise Refusal(
             "name-clash", "`torch` is not torch in this function, so a dtype cannot be named"
         )
-    return Condition(" and ".join(parts))
+    if not guards:
+        return Condition(" and ".join(parts))
+    if HELPER in placer.taken and not callees.means(
+        HELPER, f"fusion_advisor.runtime.modules.{HELPER}", region.statements[0]
+    ):
+        raise Refusal("name-clash", f"`{HELPER}` already means something in this text")
+    return Condition(" and ".join(parts), (HELPER_IMPORT,))
+
+
+def _module_guards(index: SourceIndex, flow: Flow) -> list[str]:
+    guards = []
+    stored = {name for _, name in flow.stores} | set(flow.names)
+    for match in flow.modules:
+        assert match.module is not None
+        names = {one.id for one in ast.walk(match.module) if isinstance(one, ast.Name)}
+        if names & stored:
+            raise Refusal(
+                "module-call",
+                f"the module `{index.short(match.module)}` is set between the chain's statements",
+            )
+        guards.append(condition_text(index.segment(match.module), match.last))
+    return list(dict.fromkeys(guards))
 
 
 def _cast_terms(

@@ -81,6 +81,7 @@ class Flow:
     names: dict[str, TensorObject] = field(default_factory=dict)  # at the end of the region
     aliases: set[int] = field(default_factory=set)  # statements that only rename or cast
     feeds: dict[str, set[str]] = field(default_factory=dict)  # chain value -> values under it
+    modules: list[Match] = field(default_factory=list)  # module calls among the chain's ops
     last: Match | None = None
 
     @property
@@ -329,6 +330,7 @@ class Walker:
             by_expression.setdefault(operand.expression, []).append(operand)
         if match.module is not None:
             self._visit(match.module)
+            self.flow.modules.append(match)
         inner: dict[ast.AST, TensorObject] = {}
         for part in self._parts(place, by_expression):
             if part in by_expression:

@@ -45,6 +45,7 @@ class Writer:
         self.where = where
         self.newline = newline_of(index.text)
         self.condition = Condition()
+        self._conditional = False
 
     def imports_needed(self) -> tuple[str, ...]:
         """Import lines that the call needs beside the kernel's own."""

@@ -14,6 +14,7 @@ from fusion_advisor.fixes.live_code import (
     functions_of,
     source_of,
 )
+from fusion_advisor.fixes.module_calls import with_helpers
 from fusion_advisor.fixes.text_edits import text_hash
 from fusion_advisor.records import Fix, KernelSource
 
@@ -107,6 +108,7 @@ def apply_function(
         raise FixError(
             "this fix cannot be applied: " + "; ".join(one.message for one in fix.blockers)
         )
+    namespace = with_helpers(fix, namespace)
     with _lock:
         entry = _entry_of(function)
         if entry is None:

@@ -25,6 +25,7 @@ from fusion_advisor.fixes.live_function import (
     release_global,
     take_global,
 )
+from fusion_advisor.fixes.module_calls import with_helpers
 from fusion_advisor.fixes.text_edits import text_hash
 from fusion_advisor.records import Fix
 
@@ -96,6 +97,7 @@ def apply_module(
         raise FixError(
             "this fix cannot be applied: " + "; ".join(one.message for one in fix.blockers)
         )
+    namespace = with_helpers(fix, namespace)
     with _lock:
         state = _state_of(module)
         _check_class(module, state.original)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fusion_advisor.fixes.callees import Callees, is_literal, literal_number
+from fusion_advisor.fixes.module_calls import is_module_call
 from fusion_advisor.fixes.refusal import Refusal
 from fusion_advisor.fixes.source_index import SourceIndex
 from fusion_advisor.records import Argument, FusionCandidate, OpGraph, OpNode, ValueRef
@@ -183,7 +184,7 @@ def _bind_all(
     while waiting:
         left: list[Match] = []
         for match in waiting:
-            options = _options(index, callees, match)
+            options = _options(index, callees, evidence, match)
             chosen = _choose(index, callees, evidence, matches, known, match, options)
             if chosen is None:
                 left.append(match)
@@ -194,7 +195,7 @@ def _bind_all(
                     known.setdefault(index.segment(operand.expression), set()).add(operand.value)
         if len(left) == len(waiting):
             match = left.pop(0)
-            match.operands = tuple(_guess(index, _options(index, callees, match)))
+            match.operands = tuple(_guess(index, _options(index, callees, evidence, match)))
         waiting = left
 
 
@@ -321,7 +322,9 @@ def _annotation(index: SourceIndex, expression: ast.AST) -> str:
     return ""
 
 
-def _options(index: SourceIndex, callees: Callees, match: Match) -> list[list[Operand]]:
+def _options(
+    index: SourceIndex, callees: Callees, evidence: Evidence, match: Match
+) -> list[list[Operand]]:
     """The possible bindings of an expression's parts to its op's arguments."""
     place = match.place
     if isinstance(place, ast.BinOp):
@@ -336,6 +339,8 @@ def _options(index: SourceIndex, callees: Callees, match: Match) -> list[list[Op
     if isinstance(place, ast.UnaryOp) and len(match.ops) == 1:
         return [[_operand(callees, match.last, place.operand, 0)]]
     if isinstance(place, ast.Call):
+        if len(match.ops) == 1 and evidence.in_submodule(match.last):
+            return [_module_call(index, callees, match, place)]
         return [_call(index, callees, match, place)]
     raise _refuse(
         index, match, "expression", f"is a {type(place).__name__}, not an operator or call"
@@ -399,6 +404,28 @@ def _binary(
     return [direct, swapped]
 
 
+def _module_call(
+    index: SourceIndex, callees: Callees, match: Match, place: ast.Call
+) -> list[Operand]:
+    """``self.act(x)``: an activation module of torch, guarded at run time."""
+    op = match.last
+    if not is_module_call(place, op):
+        raise _refuse(
+            index, match, "module-call", f"calls a {op.module_class}, which other instances may not"
+        )
+    match.module = place.func
+    return [_operand(callees, op, place.args[0], 0)]
+
+
+def _is_tensor_method(call: ast.Call) -> bool:
+    """Whether a call can be a tensor's method: by its name, and not of ``self``."""
+    import torch
+
+    if not isinstance(call.func, ast.Attribute) or not hasattr(torch.Tensor, call.func.attr):
+        return False
+    return not (isinstance(call.func.value, ast.Name) and call.func.value.id in ("self", "cls"))
+
+
 def _call(index: SourceIndex, callees: Callees, match: Match, place: ast.Call) -> list[Operand]:
     """Arguments of a torch function, a tensor method or a builtin."""
     if any(isinstance(one, ast.Starred) for one in place.args) or any(
@@ -408,7 +435,7 @@ def _call(index: SourceIndex, callees: Callees, match: Match, place: ast.Call) -
     name = callees.dotted(place.func)
     positional: list[ast.expr] = list(place.args)
     if name is None or not (name.startswith("torch.") or name in _SAFE_BUILTINS):
-        if not isinstance(place.func, ast.Attribute):
+        if not isinstance(place.func, ast.Attribute) or not _is_tensor_method(place):
             raise _refuse(index, match, "callee", "calls something that is not known as torch's")
         positional.insert(0, place.func.value)
     keywords = {one.arg: one.value for one in place.keywords if one.arg is not None}

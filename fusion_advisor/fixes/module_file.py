@@ -16,6 +16,7 @@ from fusion_advisor.errors import FixError
 from fusion_advisor.fixes.insertion import bindings_of
 from fusion_advisor.fixes.live_code import function_block
 from fusion_advisor.fixes.live_function import function_source, global_name, original_code
+from fusion_advisor.fixes.module_calls import HELPER, HELPER_IMPORT, with_helpers
 from fusion_advisor.fixes.text_edits import apply_edits, text_hash
 from fusion_advisor.records import Fix, KernelSource
 
@@ -182,6 +183,9 @@ def module_file(pieces: Sequence[ModulePiece], *, title: str = "Fused kernels") 
     if not pieces:
         raise FixError("there is no kernel to export")
     texts, entries = _kernel_texts([piece.kernel for piece in pieces])
+    helpers = any(HELPER in with_helpers(piece.fix, {}) for piece in pieces)
+    if helpers:
+        texts = [HELPER_IMPORT, "", *texts]
     parts = [_HEAD.format(title=title.replace('"""', "'''").replace("\\", "/")), *texts]
     parts += ["", "REPLACEMENTS = (", "    # import path, SHA-256 of its source, new source, names"]
     grouped: dict[types.FunctionType, list[ModulePiece]] = {}
@@ -232,6 +236,8 @@ def _replacement(
     new_text = apply_edits(text, edits)
     new_source = new_text[start : end + len(new_text) - len(text)]
     names = {global_name(piece.kernel): entries[piece.kernel.hash] for piece in group}
+    if any(HELPER in with_helpers(piece.fix, {}) for piece in group):
+        names[HELPER] = HELPER
     shown = ", ".join(f"{name!r}: {entry}" for name, entry in names.items())
     return [
         "    (",
