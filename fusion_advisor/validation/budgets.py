@@ -141,10 +141,11 @@ class _Chain:
             for value in node.outputs:
                 if value not in self.eager:
                     continue
-                interval, jumped = self._image(node, value, intervals, side)
-                intervals[value] = interval
                 marks = [ambiguous[name] for name in node.inputs if name in ambiguous]
                 mask = _marked(node, marks, self.eager)
+                moved = mask if sides else None
+                interval, jumped = self._image(node, value, intervals, side, moved)
+                intervals[value] = interval
                 if jumped is not None:
                     jumps.append(node.id)
                     mask = jumped if mask is None else mask | jumped
@@ -160,15 +161,20 @@ class _Chain:
         value: str,
         intervals: Mapping[str, Interval | None],
         side: int | None,
+        moved: torch.Tensor | None,
     ) -> tuple[Interval | None, torch.Tensor | None]:
-        """The interval of one result and, where it met a jump, the elements concerned."""
+        """The interval of one result and, where it met a jump, the elements concerned.
+
+        ``moved`` marks elements whose operands were put on one side of an earlier
+        jump: eager's own result may belong to the other side.
+        """
         eager = self.eager[value]
         own = self._budgets[node.id] if eager.dtype.is_floating_point else 0.0
         moving = [name for name in dict.fromkeys(node.inputs) if intervals.get(name) is not None]
         if not moving and own == 0.0:
             return None, None
         corners = self._corners(node, value, intervals, moving)
-        low, high, maybe_nan = _hull(corners)
+        low, high, maybe_nan = _hull(corners, moved)
         for name in moving:
             source = intervals[name]
             if source is not None and bool(source.maybe_nan.any()):
@@ -191,7 +197,9 @@ class _Chain:
                     high = torch.where(jumped, low + width, high)
                 else:
                     low = torch.where(jumped, high - width, low)
-        fixed = jumped if jumped is not None and side is not None else None
+        fixed = moved
+        if jumped is not None and side is not None:
+            fixed = jumped if moved is None else moved | jumped
         low, high = _widen(eager, low, high, own, scale, corners[0], fixed)
         return Interval(low=low, high=high, loose=loose, maybe_nan=maybe_nan & loose), jumped
 
@@ -270,9 +278,15 @@ def _end(eager: torch.Tensor, interval: Interval | None, end: int) -> torch.Tens
     return torch.where(interval.loose, bound, eager.to(torch.float64))
 
 
-def _hull(images: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    low, high = images[0], images[0]
-    some_nan = torch.isnan(images[0])
+def _hull(
+    images: Sequence[torch.Tensor], moved: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ends over all images, and which may be NaN; the first, at eager's operands, not if moved."""
+    first = images[0]
+    if moved is not None and len(images) > 1:
+        first = torch.where(moved, images[1], first)
+    low, high = first, first
+    some_nan = torch.isnan(first)
     for image in images[1:]:
         low, high = torch.fmin(low, image), torch.fmax(high, image)
         some_nan = some_nan | torch.isnan(image)
@@ -290,8 +304,8 @@ def _widen(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add the op's own budget (in ULP at ``scale``), take eager's value in, round to the dtype.
 
-    ``fixed`` marks elements put on one side of a jump, where eager's value may
-    be the other side and is left out.
+    ``fixed`` marks elements on one side of a jump, where eager's value may belong
+    to the other side and is left out.
     """
     if not eager.dtype.is_floating_point:
         return low, high

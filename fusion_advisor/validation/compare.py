@@ -48,7 +48,10 @@ def ulp_distance(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     if not left.dtype.is_floating_point:
         return (left.to(torch.float64) - right.to(torch.float64)).abs()
     one, two = _ordered(left), _ordered(right)
-    distance = (one.to(torch.float64) - two.to(torch.float64)).abs()
+    # Subtract as integers where that cannot overflow: float64 patterns need all 64 bits.
+    apart = (one.to(torch.float64) - two.to(torch.float64)).abs()
+    same_side = (one < 0) == (two < 0)
+    distance = torch.where(same_side, (one - two).abs().to(torch.float64), apart)
     only_one = torch.isnan(left) != torch.isnan(right)
     both = torch.isnan(left) & torch.isnan(right)
     distance = torch.where(only_one, torch.full_like(distance, torch.inf), distance)
@@ -59,8 +62,6 @@ def _ordered(tensor: torch.Tensor) -> torch.Tensor:
     """Bit patterns as integers in the order of the numbers, -0 just below +0."""
     integer, bits = _INTEGER_BITS[tensor.dtype]
     pattern = tensor.contiguous().view(integer).to(torch.int64)
-    if bits == 63:
-        return torch.where(pattern < 0, ~pattern ^ torch.tensor(-1 << 63), pattern)
     magnitude = pattern & ((1 << bits) - 1)
     return torch.where(pattern < 0, -magnitude - 1, magnitude)
 

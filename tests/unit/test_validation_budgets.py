@@ -1,0 +1,153 @@
+"""Budgets: what a fused result may be, fixed by the inputs alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import validation_kernels as kernels
+
+from fusion_advisor.validation.budgets import OutputBudget, budget, ulp
+from fusion_advisor.validation.compare import compare, ulp_distance
+
+
+def _budget(chain: Callable[..., Any], *tensors: torch.Tensor, own: Any = None) -> OutputBudget:
+    graph, candidate = kernels.record(chain, *tensors)
+    named = {
+        operand.value: tensor for operand, tensor in zip(candidate.inputs, tensors, strict=True)
+    }
+    return budget(graph, candidate, named, op_budget=own)[0]
+
+
+def _only(op: str, ulps: float) -> Callable[[Any], float]:
+    return lambda node: ulps if node.op == op else 0.0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "expected"),
+    [
+        (torch.float32, 1.0, 2.0**-23),
+        (torch.float32, -3.0, 2.0**-22),
+        (torch.float32, 0.0, 2.0**-149),
+        (torch.float32, 1e-40, 2.0**-149),
+        (torch.float32, math.inf, 2.0**104),
+        (torch.bfloat16, 1.0, 2.0**-7),
+        (torch.float16, 1024.0, 1.0),
+        (torch.float64, 0.75, 2.0**-53),
+    ],
+)
+def test_ulp_is_the_spacing_of_the_dtype(dtype: torch.dtype, value: float, expected: float) -> None:
+    assert float(ulp(torch.tensor([value], dtype=torch.float64), dtype)) == expected
+
+
+def test_exact_ops_leave_no_room_at_all() -> None:
+    x = torch.randn(100)
+    allowed = _budget(lambda x: torch.relu(x * 2.0 + 1.0), x)
+    assert allowed.ways == ()
+    wrong = allowed.eager.clone()
+    wrong[7] = torch.nextafter(wrong[7], torch.tensor(9.0))
+    found = compare(wrong, allowed)
+    assert (found.mismatches, found.worst_ulp, found.budget_ulp) == (1, 1.0, 0.0)
+    assert "element [7]" in found.first
+
+
+def test_room_is_carried_through_the_derivative() -> None:
+    x = torch.tensor([1.0, 2.0, 3.0])
+    chain = lambda x: torch.exp(x) * 100.0  # noqa: E731
+    allowed = _budget(chain, x, own=_only("aten.exp.default", 2.0))
+    way = allowed.ways[0]
+    spacing = ulp(torch.exp(x).double(), torch.float32) * 100
+    width = (way.high - way.low) / spacing
+    assert bool(((width > 3.0) & (width < 6.0)).all()), width
+    # The same size of error in a product of 1e-3 is far below the sum it is added to.
+    hidden = _budget(lambda x: torch.exp(x) * 1e-6 + 1000.0, x, own=_only("aten.exp.default", 2.0))
+    assert compare(hidden.eager, hidden).mismatches == 0
+    assert float((hidden.ways[0].high - hidden.ways[0].low).max()) == 0.0
+
+
+def test_cancellation_widens_the_room_in_ulp_but_not_in_size() -> None:
+    x = torch.full((4,), 1.0)
+    allowed = _budget(lambda x: torch.exp(x) - 2.7182817, x, own=_only("aten.exp.default", 1.0))
+    way = allowed.ways[0]
+    assert 2e-7 < float((way.high - way.low)[0]) < 1e-6
+
+
+def test_an_exact_zero_has_no_room() -> None:
+    x = torch.tensor([0.0, -math.inf])
+    allowed = _budget(lambda x: torch.tanh(torch.exp(x) * 0.0), x)
+    wrong = allowed.eager + 1e-30
+    assert compare(wrong, allowed).mismatches == 2
+
+
+def test_a_rounding_flip_in_bfloat16_is_allowed_only_near_the_boundary() -> None:
+    x = torch.linspace(-3, 3, 513).bfloat16()
+    allowed = _budget(torch.tanh, x, own=_only("aten.tanh.default", 2.0))
+    way = allowed.ways[0]
+    free = way.high > way.low
+    assert int(free.sum()) < 60, "most elements are far from a rounding boundary"
+    wrong = torch.nextafter(allowed.eager, torch.full_like(allowed.eager, 9.0))
+    assert compare(wrong, allowed).mismatches > 400
+
+
+def test_elements_at_a_jump_are_counted_apart_and_must_take_one_side() -> None:
+    # exp(x) * 2 lands on 2.0 exactly at x = 0: floor may give 1 or 2 there, nothing else.
+    x = torch.tensor([0.0, 0.3])
+    chain = lambda x: torch.floor(torch.exp(x) * 2.0) * 10.0  # noqa: E731
+    allowed = _budget(chain, x, own=_only("aten.exp.default", 2.0))
+    assert allowed.ambiguous is not None
+    assert allowed.ambiguous.tolist() == [True, False]
+    for value, wrong in ((10.0, 0), (20.0, 0), (15.0, 1), (30.0, 1)):
+        actual = torch.tensor([value, 20.0])
+        assert compare(actual, allowed).mismatches == wrong, value
+    assert compare(torch.tensor([20.0, 10.0]), allowed).mismatches == 1
+
+
+def test_comparison_under_a_where_takes_either_branch_whole() -> None:
+    x = torch.tensor([0.0, 1.0])
+    chain = lambda x: torch.where(torch.exp(x) > 1.0, x + 5.0, x - 5.0)  # noqa: E731
+    allowed = _budget(chain, x, own=_only("aten.exp.default", 2.0))
+    assert compare(torch.tensor([5.0, 6.0]), allowed).mismatches == 0
+    assert compare(torch.tensor([-5.0, 6.0]), allowed).mismatches == 0
+    assert compare(torch.tensor([0.0, 6.0]), allowed).mismatches == 1
+    assert compare(torch.tensor([5.0, -4.0]), allowed).mismatches == 1
+
+
+def test_overflow_boundary_may_go_to_infinity_and_nan_must_stay_nan() -> None:
+    x = torch.tensor([88.722839, math.nan, 100.0])
+    # The first exp is 5 ULP beyond the largest float32.
+    allowed = _budget(torch.exp, x, own=_only("aten.exp.default", 8.0))
+    largest = torch.finfo(torch.float32).max
+    assert compare(torch.tensor([math.inf, math.nan, math.inf]), allowed).mismatches == 0
+    assert compare(torch.tensor([largest, math.nan, math.inf]), allowed).mismatches == 0
+    assert compare(torch.tensor([largest, 0.0, math.inf]), allowed).mismatches == 1
+    assert compare(torch.tensor([largest, math.nan, largest]), allowed).mismatches == 1
+
+
+def test_zeros_differ_and_nans_do_not() -> None:
+    x = torch.tensor([-0.0, math.nan])
+    allowed = _budget(torch.neg, x)
+    assert compare(torch.tensor([-0.0, -math.nan]), allowed).mismatches == 1
+    assert compare(torch.tensor([0.0, math.nan]), allowed).mismatches == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_ulp_distance_counts_representable_numbers(dtype: torch.dtype) -> None:
+    one = torch.ones(1, dtype=dtype)
+    up = torch.nextafter(one, one * 2)
+    assert float(ulp_distance(up, one)) == 1.0
+    assert float(ulp_distance(one * 2, one)) == 2.0 ** -math.log2(torch.finfo(dtype).eps)
+    zero = torch.zeros(1, dtype=dtype)
+    assert float(ulp_distance(-zero, zero)) == 1.0
+    tiny = torch.nextafter(zero, one)
+    assert float(ulp_distance(-tiny, tiny)) == 3.0
+    assert float(ulp_distance(one / zero, one)) == float(ulp_distance(-one / zero, -one))
+    assert math.isinf(float(ulp_distance(zero / zero, one)))
+
+
+def test_wrong_dtype_or_shape_is_a_mismatch_not_a_crash() -> None:
+    allowed = _budget(torch.neg, torch.ones(3))
+    assert compare(torch.ones(3, dtype=torch.float64), allowed).mismatches == 3
+    assert "float32[4]" in compare(torch.ones(4), allowed).first
