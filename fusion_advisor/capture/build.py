@@ -7,7 +7,6 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from fusion_advisor.capture import source
-
 from fusion_advisor.capture.recording import Recording
 from fusion_advisor.records import OpGraph, OpNode, SourceSpan
 

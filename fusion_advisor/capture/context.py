@@ -99,12 +99,13 @@ class Context:
                     context.at_boundary()
 
         OUR_FRAMES.add(__call__.__code__)
-        nn.Module.__call__ = __call__  # type: ignore[method-assign,assignment]
+        nn.Module.__call__ = __call__  # type: ignore[method-assign]
         self._restore.append(lambda: _put_back(nn.Module, "__call__", __call__, original))
 
     def _wrap_autocast(self) -> None:
         context, thread = self, self._thread
-        enter, leave = autocast.__enter__, autocast.__exit__
+        enter: Any = autocast.__enter__
+        leave: Any = autocast.__exit__
 
         def __enter__(self: Any) -> Any:  # noqa: N807
             result = enter(self)

@@ -33,6 +33,7 @@ from fusion_advisor.errors import CaptureError
 from fusion_advisor.records import Argument, Phase, Symbol
 
 T = TypeVar("T")
+_next_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _PLAIN_TYPES = frozenset({int, float, bool, str, type(None)})
 _SYMBOL_TYPES: dict[type, str] = {
     torch.dtype: "dtype",
@@ -50,7 +51,7 @@ try:  # in C; importing torch._dynamo itself would take a second
         set_code_exec_strategy,
     )
 except ImportError:
-    set_code_exec_strategy = None
+    set_code_exec_strategy = None  # type: ignore[assignment]
 
 
 class RawOp(NamedTuple):
@@ -87,7 +88,7 @@ class Recorder(TorchDispatchMode):
     _active = threading.local()
 
     def __init__(self, options: CaptureOptions | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.options = options or CaptureOptions()
         self.store = TensorStore(self.options.byte_cap)
         self.table = ValueTable(self.store, self._conjure_view)
@@ -133,7 +134,7 @@ class Recorder(TorchDispatchMode):
         try:
             self.context.install()
             self._started = time.perf_counter()
-            super().__enter__()
+            super().__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
             Recorder._active.recorder = None
             self.context.uninstall()
@@ -161,7 +162,7 @@ class Recorder(TorchDispatchMode):
         self.context.uninstall()
         if self._pushed:
             self._pushed = False
-            super().__exit__(None, None, None)
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if getattr(Recorder._active, "recorder", None) is self:
             Recorder._active.recorder = None
 
@@ -202,7 +203,9 @@ class Recorder(TorchDispatchMode):
             CaptureError: nothing was recorded, or the recording broke off.
         """
         if not self._sealed:
-            raise CaptureError("finish() is for after the block; the code in it failed or still runs.")
+            raise CaptureError(
+                "finish() is for after the block; the code in it failed or still runs."
+            )
         if self._error is not None:
             raise CaptureError(
                 f"The code ran, but recording it failed: {type(self._error).__name__}: "
@@ -284,7 +287,8 @@ class Recorder(TorchDispatchMode):
     def _before(self, schema: OpSchema, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Take down the arguments, before the op can change them."""
         table = self.table
-        self._inputs = inputs = []
+        inputs: list[Value] = []
+        self._inputs = inputs
         argument = self._argument
         frozen = tuple([argument(item) for item in args])
         frozen_kwargs = (
@@ -305,7 +309,7 @@ class Recorder(TorchDispatchMode):
         sequence: int | None = None
         grad = torch.is_grad_enabled()
         if grad and self._note_gradients(args, kwargs):
-            sequence = torch.autograd._get_sequence_nr() - 1
+            sequence = _next_sequence() - 1
         node = torch._C._current_autograd_node()
         if node is not None:
             phase = "backward"
@@ -353,19 +357,32 @@ class Recorder(TorchDispatchMode):
         context = self.context
         self.ops.append(
             RawOp(
-                schema, frozen, frozen_kwargs, inputs, outputs, old, code, offset, mark,
-                context.current, phase, by_engine or (phase == "backward" and code is None),
-                sequence, context.autocast, grad, number, device, stream,
-            )  # fmt: skip
+                schema,
+                frozen,
+                frozen_kwargs,
+                inputs,
+                outputs,
+                old,
+                code,
+                offset,
+                mark,
+                context.current,
+                phase,
+                by_engine or (phase == "backward" and code is None),
+                sequence,
+                context.autocast,
+                grad,
+                number,
+                device,
+                stream,
+            )
         )
         if index + 1 >= self.options.max_ops:
             self.stop(
                 f"recording stopped after {index + 1} ops (max_ops); the rest ran uninstrumented"
             )
 
-    def _written_outputs(
-        self, written: list[Tensor], old: list[Value], result: Any
-    ) -> list[Value]:
+    def _written_outputs(self, written: list[Tensor], old: list[Value], result: Any) -> list[Value]:
         new = self.table.written(written, old)
         of_tensor = {id(tensor): value for tensor, value in zip(written, new, strict=True)}
         outputs: list[Value] = []
@@ -413,10 +430,23 @@ class Recorder(TorchDispatchMode):
         where = self.frames.locate(sys._getframe(2))
         self.ops.append(
             RawOp(
-                schema, (base.ref, shape, strides, offset), (), [base], [made], [], *where[:3],
-                self.context.current, self.context.phase, where[3], None, self.context.autocast,
-                torch.is_grad_enabled(), 0, made.device, 0,
-            )  # fmt: skip
+                schema,
+                (base.ref, shape, strides, offset),
+                (),
+                [base],
+                [made],
+                [],
+                *where[:3],
+                self.context.current,
+                self.context.phase,
+                where[3],
+                None,
+                self.context.autocast,
+                torch.is_grad_enabled(),
+                0,
+                made.device,
+                0,
+            )
         )
         note = "Some views were made without an op; they appear as as_strided."
         if note not in self.notes:
@@ -459,7 +489,7 @@ class _Reentered:
 
 
 def _handling_of_class(kind: type) -> str:
-    """"" for plain tensors, "fake" for tensors without data, "unwrap" for wrapper classes."""
+    """How to record a class: empty for plain, "fake" without data, "unwrap" for wrappers."""
     if getattr(kind, "__torch_dispatch__", None) is Tensor.__torch_dispatch__:
         return ""
     if kind.__name__ in ("FakeTensor", "FunctionalTensor", "AsyncCollectiveTensor"):

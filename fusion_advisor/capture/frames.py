@@ -83,7 +83,9 @@ class Frames:
         self._numbers = itertools.count(1)
         self._foreign: dict[FrameType, FrameMark] = {}  # frames hash by identity
 
-    def locate(self, frame: FrameType | None) -> tuple[CodeType | None, int, FrameMark | None, bool]:
+    def locate(
+        self, frame: FrameType | None
+    ) -> tuple[CodeType | None, int, FrameMark | None, bool]:
         """The innermost frame outside torch that ``frame`` runs under.
 
         Returns its code, the offset of its current instruction, its mark, and whether
@@ -95,9 +97,8 @@ class Frames:
             known = _owners.get(id(code))
             owner = known[0] if known is not None else owner_of(code)
             if owner == "user":
-                mark = frame.f_trace
-                if type(mark) is not FrameMark:
-                    mark = self._mark(frame)
+                known_mark = frame.f_trace
+                mark = known_mark if isinstance(known_mark, FrameMark) else self._mark(frame)
                 return code, frame.f_lasti, mark, engine
             if owner == "engine":
                 engine = True
@@ -125,8 +126,8 @@ class Frames:
             if owner == "dynamo":
                 self.compiled = True
             if owner == "user":
-                known = outer.f_trace
-                outer_mark = known if type(known) is FrameMark else self._mark(outer)
+                trace = outer.f_trace
+                outer_mark = trace if isinstance(trace, FrameMark) else self._mark(outer)
                 mark.caller = (outer.f_code, outer.f_lasti, outer_mark)
                 break
             outer = outer.f_back

@@ -51,7 +51,7 @@ def digest(tensor: Tensor) -> str:
         plain = part.resolve_conj().resolve_neg().contiguous().cpu()
         found.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
         if plain.numel():
-            found.update(memoryview(plain.reshape(-1).view(torch.uint8).numpy()))
+            found.update(plain.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
@@ -87,16 +87,15 @@ def seal(table: ValueTable, store: TensorStore, ops: Sequence[Any]) -> list[Valu
             store.notes.append(f"The output {value.id} cannot be compared: {error}.")
     if any(op.schema.is_nondeterministic(str(op.device)) for op in ops):
         _keep_expected(store, outputs)
-    _store_inputs(table, store)
+    # An op that addresses its input's storage by absolute offset needs all of it.
+    whole = any(op.schema.base.startswith("as_strided") for op in ops)
+    _store_inputs(table, store, whole)
     return outputs
 
 
 def _find_outputs(table: ValueTable, ops: Sequence[Any]) -> list[Value]:
     with_grad = {
-        id(value.storage)
-        for op in ops
-        if op.grad_enabled
-        for value in (*op.outputs, *op.inputs)
+        id(value.storage) for op in ops if op.grad_enabled for value in (*op.outputs, *op.inputs)
     }
     own_references = _references_of_cpp()
     outputs: list[Value] = []
@@ -142,7 +141,7 @@ def _is_held(value: Value, references_of_cpp: int) -> bool:
     if tensor is None:
         return False
     count = sys.getrefcount(tensor) - 2  # the name above, and the argument
-    if tensor._use_count() > 1:
+    if tensor._use_count() > 1:  # type: ignore[attr-defined]
         count -= references_of_cpp
     return count > 0
 
@@ -175,11 +174,11 @@ def _keep_expected(store: TensorStore, outputs: Sequence[Value]) -> None:
                 store.expected[value.id] = tensor.detach().clone()
 
 
-def _store_inputs(table: ValueTable, store: TensorStore) -> None:
+def _store_inputs(table: ValueTable, store: TensorStore, whole: bool) -> None:
     dropped_bytes = 0
     for storage in table.storages.values():
         if storage.external and storage.inputs:
-            dropped_bytes += _store_input(storage, store)
+            dropped_bytes += _store_input(storage, store, whole)
     if dropped_bytes:
         store.notes.append(
             f"{dropped_bytes / 2**20:.0f} MiB of inputs were not kept: copies are capped at "
@@ -187,7 +186,7 @@ def _store_inputs(table: ValueTable, store: TensorStore) -> None:
         )
 
 
-def _store_input(storage: Storage, store: TensorStore) -> int:
+def _store_input(storage: Storage, store: TensorStore, whole: bool) -> int:
     """Store every input view of one storage; returns the bytes that the cap kept out."""
     values = [value for value, _ in storage.inputs]
     first = storage.inputs[0][1]
@@ -209,7 +208,7 @@ def _store_input(storage: Storage, store: TensorStore) -> int:
         return 0
     raw, start = storage.raw, 0
     if raw is None:
-        raw, start = _copy_extent(first, values, store)
+        raw, start = _copy_extent(first, values, store, whole)
     storage.inputs.clear()
     if raw is None:
         store.drop((value.id for value in values), reason)
@@ -220,7 +219,7 @@ def _store_input(storage: Storage, store: TensorStore) -> int:
 
 
 def _copy_extent(
-    first: Tensor, values: Sequence[Value], store: TensorStore
+    first: Tensor, values: Sequence[Value], store: TensorStore, whole: bool
 ) -> tuple[Tensor | None, int]:
     """A copy of the part of a storage that the inputs look at, and where it starts in bytes."""
     extents = [extent_bytes(value.spec({}), value.dtype.itemsize) for value in values]
@@ -228,6 +227,8 @@ def _copy_extent(
     end = max(end for _, end in extents)
     if first.device.type == "meta":
         return snapshot_storage(first), 0
+    if whole:
+        start, end = 0, first.untyped_storage().nbytes()
     if not store.reserve(end - start):
         return None, 0
     if start == 0 and end == first.untyped_storage().nbytes():

@@ -40,7 +40,7 @@ def run_backward(result: Any) -> tuple[str, Gradients]:
     loss, description = find_loss(result)
     gradients = Gradients(_leaves_of(loss))
     try:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
     except BaseException:
         gradients.restore()
         raise
@@ -55,7 +55,7 @@ def find_loss(result: Any) -> tuple[Tensor, str]:
     """
     if _is_scalar(result):
         return result, "the returned scalar"
-    named = getattr(result, "loss", None)
+    named: Any = getattr(result, "loss", None)
     if named is None and isinstance(result, Mapping):
         named = result.get("loss")
     if _is_scalar(named):
@@ -79,7 +79,7 @@ def find_loss(result: Any) -> tuple[Tensor, str]:
         part = real.sum(dtype=torch.float32 if real.dtype.itemsize < 4 else None)
         part = part.to(outputs[0][1].device)
         total = part if total is None else total + part
-    assert total is not None  # noqa: S101 - there is at least one output
+    assert total is not None
     names = [f"{name} {'×'.join(map(str, tensor.shape))}".strip() for name, tensor in outputs]
     listed = ", ".join(names[:_MAX_NAMED])
     if len(names) > _MAX_NAMED:

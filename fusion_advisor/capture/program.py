@@ -128,7 +128,9 @@ class Program:
         except CaptureError:
             raise
         except KeyError as error:
-            raise CaptureError(f"{node.id} reads {error.args[0]}, which no op before made.") from None
+            raise CaptureError(
+                f"{node.id} reads {error.args[0]}, which no op before made."
+            ) from None
         except Exception as error:
             raise CaptureError(f"{node.id} ({node.op}) failed in the replay: {error}") from error
         written = schema.written_arguments(args, kwargs)

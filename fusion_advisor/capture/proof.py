@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fusion_advisor.capture.liveness import digest
 from fusion_advisor.capture.program import Program, Step, undisturbed
-from fusion_advisor.capture.tensor_store import TensorStore
+from fusion_advisor.capture.tensor_store import TensorStore, copy_view
 from fusion_advisor.errors import CaptureError
 from fusion_advisor.records import OpGraph, OpNode, ReplayProof, TensorSpec
 from fusion_advisor.workers import WorkerCrash, WorkerTimeout, run_isolated
@@ -59,10 +59,10 @@ def prove(
     """
     try:
         check_structure(graph)
-        program = Program(graph, keep=graph.outputs)
     except CaptureError as error:
         return ReplayProof(status="failed", message=str(error))
     try:
+        program = Program(graph, keep=graph.outputs)
         inputs = {value: store.get(value) for value in program.needed()}
     except CaptureError as error:
         return _not_run(graph, str(error))
@@ -86,7 +86,8 @@ def prove(
         return replace(
             proof,
             status="failed",
-            message=f"This is not the program that was recorded: {_difference(graph, store.program)}.",
+            message="This is not the program that was recorded: "
+            f"{_difference(graph, store.program)}.",
         )
     return proof
 
@@ -145,8 +146,6 @@ def _is_alias(spec: TensorSpec, specs: Mapping[str, TensorSpec], made: set[str])
 
 def _working_copies(graph: OpGraph, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Inputs that the program may write without touching the stored ones."""
-    from fusion_advisor.capture.replay import copy_view
-
     specs = {spec.id: spec for spec in graph.values}
     written = {specs[value].storage for node in graph.nodes for value in node.mutates}
     copies: dict[int, Tensor] = {}
@@ -170,9 +169,7 @@ def _prove_in_child(
     available = _available_bytes()
     if available is not None and size * _MEMORY_MARGIN > available:
         return None, "memory is too short for a second process"
-    bare = replace(
-        graph, nodes=tuple(replace(node, span=None, stack=()) for node in graph.nodes)
-    )
+    bare = replace(graph, nodes=tuple(replace(node, span=None, stack=()) for node in graph.nodes))
     with tempfile.TemporaryDirectory(prefix="fusion-advisor-proof-") as folder:
         path = Path(folder) / "tensors.pt"
         try:
@@ -232,9 +229,8 @@ class _SpecChecker:
         for value, tensor in inputs.items():
             spec = self.specs[value]
             if tensor.layout is torch.strided and not tensor.is_nested:
-                self.shift[spec.storage] = (
-                    tensor.storage_offset() - spec.offset
-                ) * tensor.element_size()
+                elements = int(tensor.storage_offset()) - spec.offset
+                self.shift[spec.storage] = elements * tensor.element_size()
                 self._bind(spec.storage, tensor)
 
     def check(self, node: OpNode, value: str, tensor: Tensor) -> str:
@@ -386,7 +382,9 @@ def _dependencies(graph: OpGraph) -> dict[str, list[int]]:
     for spec in graph.values:
         sources = [made[spec.id]] if spec.id in made else []
         if spec.id not in made and spec.alias_of is not None:
-            sources += [at for version, at in writers.get(spec.storage, ()) if version <= spec.version]
+            sources += [
+                at for version, at in writers.get(spec.storage, ()) if version <= spec.version
+            ]
             sources += found.get(spec.alias_of, [])
         found[spec.id] = sources
     return found
@@ -406,9 +404,7 @@ def _downstream(graph: OpGraph, nodes: set[str]) -> set[str]:
                 for source in dependencies[value]
                 if source < index
             )
-    return {
-        spec.id for spec in graph.values if any(touched[at] for at in dependencies[spec.id])
-    }
+    return {spec.id for spec in graph.values if any(touched[at] for at in dependencies[spec.id])}
 
 
 def _unproven(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from fusion_advisor.capture.program import Program, symbol_value, undisturbed
 from fusion_advisor.capture.proof import prove
 from fusion_advisor.capture.schema import OpSchema, find_op, outputs_in_order
-from fusion_advisor.capture.tensor_store import TensorStore
+from fusion_advisor.capture.tensor_store import TensorStore, copy_view
 from fusion_advisor.errors import CaptureError
 from fusion_advisor.records import Argument, OpGraph, OpNode, Symbol, ValueRef
 
@@ -59,9 +59,7 @@ def run(
     return {value: kept[program.resolve(value)] for value in wanted_values}
 
 
-def materialize(
-    graph: OpGraph, store: TensorStore, value_ids: Iterable[str]
-) -> dict[str, Tensor]:
+def materialize(graph: OpGraph, store: TensorStore, value_ids: Iterable[str]) -> dict[str, Tensor]:
     """The captured tensors behind values, each as it was when it came into being.
 
     Replays the program up to the last of them; the result shares no memory with the
@@ -103,9 +101,7 @@ def fresh_inputs(
     graph: OpGraph, store: TensorStore, needed: Iterable[str], program: Program
 ) -> dict[str, Tensor]:
     """The stored inputs; those whose storage the program writes are copied, aliasing kept."""
-    written = {
-        program.specs[value].storage for node in program.nodes for value in node.mutates
-    }
+    written = {program.specs[value].storage for node in program.nodes for value in node.mutates}
     copies: dict[int, Tensor] = {}
     inputs: dict[str, Tensor] = {}
     for value in needed:
@@ -115,23 +111,6 @@ def fresh_inputs(
             tensor = copy_view(tensor, copies, spec.storage)
         inputs[value] = tensor
     return inputs
-
-
-def copy_view(tensor: Tensor, copies: dict[int, Tensor], storage: int) -> Tensor:
-    """A copy of ``tensor`` on a copy of its whole storage, shared by key ``storage``."""
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        return tensor.clone()
-    raw = copies.get(storage)
-    if raw is None:
-        raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        raw.set_(tensor.untyped_storage().clone())  # type: ignore[call-overload]
-        copies[storage] = raw
-    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(  # type: ignore[call-overload]
-        raw.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
-    )
-    if tensor.is_conj():
-        made = torch._conj(made)
-    return torch._neg_view(made) if tensor.is_neg() else made
 
 
 def _history(graph: OpGraph, wanted: set[str]) -> tuple[OpNode, ...]:
@@ -216,11 +195,24 @@ def subgraph(
         if len(tensors) != len(names):
             raise CaptureError(f"Expected {len(names)} tensors, got {len(tensors)}.")
         environment = dict(zip(names, tensors, strict=True))
-        for node, schema in steps:
-            _run_purely(node, schema, environment, high_precision)
+        with _double_by_default(high_precision):
+            for node, schema in steps:
+                _run_purely(node, schema, environment, high_precision)
         return tuple(environment[value] for value in results)
 
     return call
+
+
+@contextmanager
+def _double_by_default(wanted: bool) -> Iterator[None]:
+    """Where torch takes the default dtype (an integer divided by an integer), take float64."""
+    before = torch.get_default_dtype()
+    if wanted:
+        torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _run_purely(
@@ -246,5 +238,3 @@ def _run_purely(
     written = schema.written_arguments(args, kwargs)
     tensors = outputs_in_order(returned, written)
     environment.update(zip(node.outputs, tensors, strict=True))
-
-

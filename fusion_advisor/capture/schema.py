@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -70,9 +70,7 @@ class OpSchema:
         """The id of the op that was recorded at ``index``."""
         return f"{self.base}_{index}"
 
-    def written_arguments(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> list[Tensor]:
+    def written_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """The tensors this call writes, in the schema's order."""
         if self.written_if is not None and not (
             len(args) > self.written_if and args[self.written_if]
@@ -130,7 +128,7 @@ def outputs_in_order(returned: Any, written: Sequence[Tensor]) -> list[Tensor]:
     return unique
 
 
-@lru_cache(maxsize=None)
+@cache
 def schema_of(function: Any) -> OpSchema:
     """The facts of one op overload."""
     if not isinstance(function, torch._ops.OpOverload):
@@ -169,7 +167,7 @@ def schema_of(function: Any) -> OpSchema:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def find_op(name: str) -> OpSchema:
     """The op called ``name`` (``aten.add.Tensor``).
 
@@ -178,6 +176,11 @@ def find_op(name: str) -> OpSchema:
             replay can call.
     """
     namespace, _, rest = name.partition(".")
+    if namespace == "higher_order":
+        raise CaptureError(
+            f"The run used {rest}, a higher-order op whose branches are not recorded; it "
+            "cannot be replayed."
+        )
     base, _, overload = rest.rpartition(".")
     try:
         packet = getattr(getattr(torch.ops, namespace), base)

@@ -71,10 +71,7 @@ def is_cell(filename: str) -> bool:
     if filename in _cells:
         return True
     folder, _, name = filename.replace("\\", "/").rpartition("/")
-    return (
-        name.startswith("<ipython-input-")
-        or folder.rpartition("/")[2].startswith("ipykernel_")
-    )
+    return name.startswith("<ipython-input-") or folder.rpartition("/")[2].startswith("ipykernel_")
 
 
 @lru_cache(maxsize=1)

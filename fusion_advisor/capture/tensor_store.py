@@ -116,13 +116,13 @@ def snapshot_storage(tensor: Tensor) -> Tensor:
     """A copy of a tensor's whole storage as bytes, whatever its dtype and offset."""
     with torch.inference_mode(False), torch.no_grad():
         storage = tensor.untyped_storage().clone()
-        return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
 
 
 def snapshot_range(tensor: Tensor, start: int, end: int) -> Tensor:
     """A copy of bytes ``start``..``end`` of a tensor's storage."""
     with torch.inference_mode(False), torch.no_grad():
-        alias = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(  # type: ignore[call-overload]
+        alias = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
             tensor.untyped_storage(), start, (end - start,), (1,)
         )
         return alias.clone()
@@ -132,7 +132,7 @@ def view_of(raw: Tensor, spec: TensorSpec, dtype: torch.dtype, start: int = 0) -
     """The view ``spec`` describes, on ``raw``: the bytes of its storage from ``start`` on."""
     with torch.inference_mode(False), torch.no_grad():
         offset = spec.offset - start // dtype.itemsize
-        tensor = torch.empty(0, dtype=dtype, device=raw.device).set_(  # type: ignore[call-overload]
+        tensor = torch.empty(0, dtype=dtype, device=raw.device).set_(
             raw.untyped_storage(), offset, spec.shape, spec.strides
         )
         if "conj" in spec.flags:
@@ -150,3 +150,20 @@ def extent_bytes(spec: TensorSpec, itemsize: int) -> tuple[int, int]:
         (size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True)
     )
     return spec.offset * itemsize, (last + 1) * itemsize
+
+
+def copy_view(tensor: Tensor, copies: dict[int, Tensor], storage: int) -> Tensor:
+    """A copy of ``tensor`` on a copy of its whole storage, shared by key ``storage``."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        return tensor.clone()
+    raw = copies.get(storage)
+    if raw is None:
+        raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        raw.set_(tensor.untyped_storage().clone())
+        copies[storage] = raw
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+        raw.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
+    if tensor.is_conj():
+        made = torch._conj(made)
+    return torch._neg_view(made) if tensor.is_neg() else made

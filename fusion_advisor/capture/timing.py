@@ -29,6 +29,7 @@ from fusion_advisor.capture.program import (
     uses_generator,
 )
 from fusion_advisor.capture.replay import fresh_inputs
+from fusion_advisor.capture.schema import outputs_in_order
 from fusion_advisor.capture.tensor_store import TensorStore
 from fusion_advisor.errors import CaptureError
 from fusion_advisor.records import Argument, OpGraph, OpTime, Symbol, ValueRef
@@ -142,7 +143,7 @@ class _Writer:
         self.states = random_states
         self.ranges = ranges
         self.constants: dict[str, Any] = {
-            "flatten": _outputs,
+            "flatten": outputs_in_order,
             "set_random_state": set_random_state,
             "Range": torch._C._profiler._RecordFunctionFast,
         }
@@ -209,12 +210,6 @@ class _Writer:
         self.lines.append(f"{', '.join(outputs)}, = flatten(returned, [{written}])")
         self.lines.append("del returned")
         self.local.update(outputs)
-
-
-def _outputs(returned: Any, written: list[Tensor]) -> list[Tensor]:
-    from fusion_advisor.capture.schema import outputs_in_order
-
-    return outputs_in_order(returned, written)
 
 
 def _new_range(position: int) -> Any:
@@ -403,7 +398,8 @@ def _op_times(
 
 def _host_us(item: OpEvents, event_us: float) -> float:
     """Host time of an op without what its *nested* events cost (the outermost one's own
-    cost lies almost wholly outside what it measures)."""
+    cost lies almost wholly outside what it measures).
+    """
     inside = (item.host_ns if item.events else item.range_ns) / 1e3
     return max(inside / 2, inside - event_us * max(0, item.events - 1))
 
@@ -413,9 +409,7 @@ def _cost_of_event_us(profiles: list[tuple[float, dict[int, OpEvents]]], wall: f
     if not profiles:
         return 0.0
     seconds = statistics.median(seconds for seconds, _ in profiles)
-    events = statistics.median(
-        sum(item.events + 1 for item in ops.values()) for _, ops in profiles
-    )
+    events = statistics.median(sum(item.events + 1 for item in ops.values()) for _, ops in profiles)
     if not events:
         return 0.0
     return min(_MAX_EVENT_US, max(0.0, (seconds - wall) * 1e6 / events))

@@ -21,7 +21,7 @@ from fusion_advisor.records import TensorSpec, ValueRef
 
 _PLAIN_CLASSES = (Tensor, nn.Parameter, nn.Buffer)
 _QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
-_storage_id = torch._C._storage_id
+_storage_id: Callable[[Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined]
 
 View = tuple[Any, ...]
 
@@ -59,9 +59,7 @@ class Value:
     tensor: weakref.ReferenceType[Tensor] | None = None
     _ref: ValueRef | None = None
 
-    def __init__(
-        self, number: int, storage: Storage, view: View, device: torch.device
-    ) -> None:
+    def __init__(self, number: int, storage: Storage, view: View, device: torch.device) -> None:
         self.number = number
         self.storage = storage
         self.version = storage.version

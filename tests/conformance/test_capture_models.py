@@ -15,11 +15,11 @@ transformers = pytest.importorskip("transformers")
 from fusion_advisor.capture import CaptureOptions, record, replay  # noqa: E402
 
 Built = tuple[Any, dict[str, Any]]
-_SMALL = dict(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
-_VISION = dict(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-    image_size=32, patch_size=8,
-)  # fmt: skip
+_SMALL = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_VISION = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "image_size": 32, "patch_size": 8,
+}  # fmt: skip
 
 
 def _tokens(*shape: int) -> Any:
@@ -30,13 +30,13 @@ def _decoder(config: str, model: str, length: int = 16, **more: Any) -> Built:
     made = getattr(transformers, config)(
         **_SMALL, intermediate_size=128, num_key_value_heads=2, **more
     )
-    inputs = dict(input_ids=_tokens(2, length), use_cache=False)
+    inputs = {"input_ids": _tokens(2, length), "use_cache": False}
     return getattr(transformers, model)(made).eval(), inputs
 
 
 def _bert() -> Built:
     config = transformers.BertConfig(**_SMALL, intermediate_size=128)
-    return transformers.BertModel(config).eval(), dict(input_ids=_tokens(2, 16))
+    return transformers.BertModel(config).eval(), {"input_ids": _tokens(2, 16)}
 
 
 def _gpt2() -> Built:
@@ -45,12 +45,12 @@ def _gpt2() -> Built:
         bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config).eval()
-    return model, dict(input_ids=_tokens(2, 16), use_cache=False)
+    return model, {"input_ids": _tokens(2, 16), "use_cache": False}
 
 
 def _vit() -> Built:
     model = transformers.ViTModel(transformers.ViTConfig(**_VISION)).eval()
-    return model, dict(pixel_values=torch.randn(2, 3, 32, 32))
+    return model, {"pixel_values": torch.randn(2, 3, 32, 32)}
 
 
 def _whisper() -> Built:
@@ -60,16 +60,18 @@ def _whisper() -> Built:
         decoder_ffn_dim=128, num_mel_bins=8, max_source_positions=32, max_target_positions=32,
         pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
     )  # fmt: skip
-    inputs = dict(
-        input_features=torch.randn(1, 8, 64), decoder_input_ids=_tokens(1, 5), use_cache=False
-    )
+    inputs = {
+        "input_features": torch.randn(1, 8, 64),
+        "decoder_input_ids": _tokens(1, 5),
+        "use_cache": False,
+    }
     return transformers.WhisperForConditionalGeneration(config).eval(), inputs
 
 
 def _clip() -> Built:
     text = dict(**_SMALL, intermediate_size=128, max_position_embeddings=16)
     config = transformers.CLIPConfig(text_config=text, vision_config=_VISION, projection_dim=32)
-    inputs = dict(input_ids=_tokens(2, 8), pixel_values=torch.randn(2, 3, 32, 32))
+    inputs = {"input_ids": _tokens(2, 8), "pixel_values": torch.randn(2, 3, 32, 32)}
     return transformers.CLIPModel(config).eval(), inputs
 
 
@@ -78,12 +80,12 @@ def _resnet() -> Built:
         embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2], layer_type="basic"
     )
     model = transformers.ResNetForImageClassification(config).train()
-    return model, dict(pixel_values=torch.randn(4, 3, 32, 32))
+    return model, {"pixel_values": torch.randn(4, 3, 32, 32)}
 
 
 def _convnext() -> Built:
     config = transformers.ConvNextConfig(hidden_sizes=[16, 32], depths=[1, 1], num_stages=2)
-    return transformers.ConvNextModel(config).eval(), dict(pixel_values=torch.randn(2, 3, 32, 32))
+    return transformers.ConvNextModel(config).eval(), {"pixel_values": torch.randn(2, 3, 32, 32)}
 
 
 # Dispatched ops of a warm call with transformers 5.24 and torch 2.13.

@@ -542,11 +542,12 @@ def test_a_recorder_is_for_one_block():
 def test_a_recording_lets_the_model_go():
     import weakref
 
-    model = nn.Linear(2, 2)
-    gone = weakref.ref(model)
-    recording = record(lambda: model(torch.ones(1, 2)))
+    def run():
+        model = nn.Linear(2, 2)
+        return weakref.ref(model), record(lambda: model(torch.ones(1, 2)))
+
+    gone, recording = run()
     recording.result = None
-    del model
     gc.collect()
     assert gone() is None
     assert recording.module("") is None

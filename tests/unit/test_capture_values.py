@@ -358,3 +358,10 @@ def test_the_recorder_holds_nothing_of_the_run():
     assert recording.graph.outputs == recording.graph.nodes[1].outputs
     recording.store.close()
     assert recording.store.bytes == 0
+
+
+def test_absolute_offsets_reach_the_whole_storage():
+    big = torch.arange(100.0)
+    part = big[50:60]
+    recording = _captured(lambda: part.as_strided((2,), (1,), 90) + part[:2])
+    assert recording.result.tolist() == [140.0, 142.0]
