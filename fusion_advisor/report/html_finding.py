@@ -6,13 +6,19 @@ from fusion_advisor.records import Report, ValidationResult
 from fusion_advisor.report.dataflow import dataflow_svg
 from fusion_advisor.report.highlight import highlight
 from fusion_advisor.report.values import dedented, escaped, plural, time_text
-from fusion_advisor.report.view import FindingView, applied_sentence, timing_sentence
+from fusion_advisor.report.view import (
+    FindingView,
+    applied_sentence,
+    question_text,
+    timing_sentence,
+)
 
 _TAGS = {
     "in place": "good",
     "validated": "good",
     "failed validation": "bad",
     "taken out": "warn",
+    "not applied": "warn",
     "not validated": "warn",
 }
 
@@ -82,7 +88,7 @@ def _verdicts(view: FindingView) -> str:
         return ""
     items = "".join(
         f'<li class="{"yes" if verdict.holds else "no"}"><b>{"Yes" if verdict.holds else "No"}: '
-        f"{escaped(verdict.question)}</b>{escaped(verdict.reason)}</li>"
+        f"{escaped(question_text(verdict))}</b>{escaped(verdict.reason)}</li>"
         for verdict in view.finding.verdicts
     )
     return f'<h4>Is it worth it?</h4><ul class="verdicts">{items}</ul>'

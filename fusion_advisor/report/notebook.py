@@ -15,6 +15,7 @@ from fusion_advisor.report.view import (
     applied_sentence,
     blocker_places,
     finding_views,
+    question_text,
     summarize,
     time_by_kind,
     timing_sentence,
@@ -124,7 +125,7 @@ def finding_fold(view: FindingView, *, opened: bool = False) -> str:
     """A ``<details>`` with everything about one finding."""
     finding = view.finding
     verdicts = "".join(
-        f"<li><strong>{'Yes' if verdict.holds else 'No'}: {escaped(verdict.question)}</strong> "
+        f"<li><strong>{'Yes' if verdict.holds else 'No'}: {escaped(question_text(verdict))}</strong> "
         f"{escaped(verdict.reason)}</li>"
         for verdict in finding.verdicts
     )

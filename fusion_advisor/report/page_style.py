@@ -28,7 +28,7 @@ a{color:var(--accent)}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(195px,1fr));gap:12px;margin:0}
 .fact{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px 14px}
 .fact dt{color:var(--soft);font-size:13px}.fact dd{margin:0}
-.fact .figure{font-size:17px;line-height:1.7;font-weight:600;font-variant-numeric:tabular-nums}
+.fact .figure{font-size:16px;line-height:1.7;font-weight:600;font-variant-numeric:tabular-nums}
 .fact .why{color:var(--soft);font-size:13px;line-height:1.4;overflow-wrap:anywhere}
 .notes{margin:16px 0 0;padding:10px 14px 10px 32px;background:var(--warn-bg);border-radius:8px;font-size:14px}
 .notes li{overflow-wrap:anywhere}

@@ -21,6 +21,7 @@ from fusion_advisor.report.view import (
     bound_counts,
     finding_views,
     place_text,
+    question_text,
     summarize,
     time_by_kind,
     timing_sentence,
@@ -117,7 +118,7 @@ def _finding(view: FindingView) -> str:
     )
     for verdict in finding.verdicts:
         mark = "yes" if verdict.holds else "no "
-        lines.append(f"    {mark}     {one_line(verdict.question)} {one_line(verdict.reason)}")
+        lines.append(f"    {mark}     {question_text(verdict)} {one_line(verdict.reason)}")
     lines.extend(f"    note    {one_line(note)}" for note in finding.notes)
     lines.append(f"    safe?   {view.safety}")
     lines.append(f"    next    {view.next_magic}   or   {view.next_python}")

@@ -20,6 +20,7 @@ from fusion_advisor.records import (
     SourceSpan,
     TimingPair,
     ValidationResult,
+    Verdict,
 )
 from fusion_advisor.report.values import (
     bytes_text,
@@ -101,7 +102,7 @@ class FindingView:
         if self.in_place:
             return "in place"
         if self.applied is not None:
-            return "taken out"
+            return "not applied" if self.applied.reason.startswith("not applied") else "taken out"
         if self.validation is not None:
             names = {
                 "passed": "validated",
@@ -361,6 +362,12 @@ def _warnings(report: Report) -> list[str]:
             seen.add(text)
             found.append(text)
     return found
+
+
+def question_text(verdict: Verdict) -> str:
+    """A verdict's question as one: ``Long enough?``."""
+    text = one_line(verdict.question).rstrip("?")
+    return text[:1].upper() + text[1:] + "?"
 
 
 def time_by_kind(capture: Capture) -> tuple[tuple[str, float, int], ...]:
