@@ -125,8 +125,8 @@ def finding_fold(view: FindingView, *, opened: bool = False) -> str:
     """A ``<details>`` with everything about one finding."""
     finding = view.finding
     verdicts = "".join(
-        f"<li><strong>{'Yes' if verdict.holds else 'No'}: {escaped(question_text(verdict))}</strong> "
-        f"{escaped(verdict.reason)}</li>"
+        f"<li><strong>{'Yes' if verdict.holds else 'No'}: {escaped(question_text(verdict))}"
+        f"</strong> {escaped(verdict.reason)}</li>"
         for verdict in finding.verdicts
     )
     source = (
