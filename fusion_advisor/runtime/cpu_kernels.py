@@ -68,7 +68,7 @@ class CpuKernel:
 
     def run(self, arguments: tuple[Any, ...], elements: int) -> None:
         """Run over ``elements`` elements; the caller has checked the arguments."""
-        workers = workers_for(elements)
+        workers = threads.worker_count() if elements >= SERIAL_BELOW else 1
         if workers == 1:
             self.serial(*arguments)
         else:
@@ -77,11 +77,6 @@ class CpuKernel:
 
     def __repr__(self) -> str:
         return f"<cpu kernel {self.py_func.__name__}>"
-
-
-def workers_for(elements: int) -> int:
-    """How many threads a kernel over so many elements runs on."""
-    return threads.worker_count() if elements >= SERIAL_BELOW else 1
 
 
 def cpu_kernel(function: Callable[..., None]) -> CpuKernel:

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from fusion_advisor.errors import UsageError
 from fusion_advisor.runtime import autograd, guards, launch, launch_cuda
-from fusion_advisor.runtime.cpu_kernels import workers_for
+from fusion_advisor.runtime.cpu_kernels import SERIAL_BELOW
 from fusion_advisor.runtime.launch import Launch
 from fusion_advisor.runtime.operands import CallStats, FusionFallbackWarning, Operand, Output
 from fusion_advisor.runtime.plan import Plan, Signature, make_plan
@@ -137,7 +137,7 @@ class FusedFunction:
                 needs = grad_enabled and arg.requires_grad
                 with_gradient = with_gradient or needs
                 key += (kind, arg.dtype, arg.shape, arg.stride(), arg.device)
-                key += (arg.is_neg(), arg.requires_grad, needs)
+                key += (arg.is_neg(), arg._is_zerotensor(), arg.requires_grad, needs)
             else:
                 key.append(kind)
         if _any_autocast():
@@ -155,6 +155,8 @@ class FusedFunction:
         plan = make_plan(self.signature, args, with_gradient)
         if not plan.problem and (self.cuda if plan.device.type == "cuda" else self.cpu) is None:
             plan = Plan(f"no kernel for {plan.device.type}")
+        if not plan.problem and plan.addressable and 0 < plan.elements < SERIAL_BELOW:
+            plan.entry = launch.cpu_entry(self.cpu, self.signature, plan, args)
         if len(self._plans) >= _MOST_PLANS:
             self._plans.pop(next(iter(self._plans)), None)
         self._plans[key] = plan
@@ -173,20 +175,21 @@ class FusedFunction:
 
     def _launch(self, plan: Plan, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         out = launch.allocate(plan)
-        if not plan.elements:
-            return out
-        if plan.device.type == "cuda":
-            prepared = launch.cuda_launch(self.cuda, self.signature, plan, args, out)
-            launch_cuda.run(prepared, plan.device)
-        elif plan.addressable and workers_for(plan.elements) == 1:
+        if plan.entry is not None:
             count = self._operand_count
-            if plan.entry is None:
-                plan.entry = launch.cpu_entry(self.cpu, self.signature, plan, args)
-            addresses = [tensor.data_ptr() for tensor in (*args[:count], *out)]
-            plan.entry(*addresses, *plan.sizes, *args[count:])
-        else:
-            prepared = launch.cpu_launch(self.cpu, self.signature, plan, args, out)
-            self.cpu.run(prepared.arguments, plan.elements)
+            plan.entry(
+                *[tensor.data_ptr() for tensor in args[:count]],
+                *[tensor.data_ptr() for tensor in out],
+                *plan.sizes,
+                *args[count:],
+            )
+        elif plan.elements:
+            if plan.device.type == "cuda":
+                prepared = launch.cuda_launch(self.cuda, self.signature, plan, args, out)
+                launch_cuda.run(prepared, plan.device)
+            else:
+                prepared = launch.cpu_launch(self.cpu, self.signature, plan, args, out)
+                self.cpu.run(prepared.arguments, plan.elements)
         return out
 
     def _run_eager(self, reason: str, args: tuple[Any, ...]) -> Any:

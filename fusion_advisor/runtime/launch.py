@@ -52,10 +52,10 @@ class Launch:
 def allocate(plan: Plan) -> tuple[torch.Tensor, ...]:
     """Fresh outputs with the strides that eager gives them."""
     if plan.device.type == "cpu":
-        return tuple([_empty_cpu(out.shape, out.strides, out.dtype) for out in plan.outputs])
+        return tuple([_empty_cpu(*allocation) for allocation in plan.allocations])
     return tuple(
-        torch.empty_strided(output.shape, output.strides, dtype=output.dtype, device=plan.device)
-        for output in plan.outputs
+        torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
+        for shape, strides, dtype in plan.allocations
     )
 
 

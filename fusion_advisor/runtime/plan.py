@@ -66,8 +66,9 @@ class Plan:
     outputs: tuple[OutputPlan, ...] = ()
     with_gradient: bool = False
     elements: int = 0  # size of the iteration space
-    addressable: bool = False  # every operand is contiguous: addresses say it all
-    entry: Callable[..., None] | None = None  # the CPU kernel by addresses, once it is needed
+    allocations: tuple[tuple[Any, ...], ...] = ()  # shape, strides, dtype of each output
+    addressable: bool = False  # on the CPU, every operand contiguous: addresses say it all
+    entry: Callable[..., None] | None = None  # the CPU kernel by addresses, for small calls
     # The fast path: whether tensors are of this kind, and what that test does not cover.
     matches: Callable[..., bool] | None = None
     grad_enabled: bool = False
@@ -111,7 +112,8 @@ def make_plan(signature: Signature, args: tuple[Any, ...], with_gradient: bool) 
         outputs=outputs,
         with_gradient=with_gradient,
         elements=math.prod(sizes),
-        addressable=all(operand.is_dense for operand in operands),
+        allocations=tuple((output.shape, output.strides, output.dtype) for output in outputs),
+        addressable=device.type == "cpu" and all(operand.is_dense for operand in operands),
     )
 
 
