@@ -52,12 +52,15 @@ class OutputBudget:
     """What one output may be: eager's value, and the intervals of each way through the jumps.
 
     ``ways`` is empty where every element must equal eager to the bit.
+    ``unspecified`` marks elements behind a float too large for the integer it was
+    cast to: eager itself promises nothing there.
     """
 
     value: str
     eager: torch.Tensor
     ways: tuple[Interval, ...] = ()
     ambiguous: torch.Tensor | None = None
+    unspecified: torch.Tensor | None = None
 
 
 def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -88,6 +91,7 @@ def budget(
     jumps = min(len(first.jumps), MAX_AMBIGUOUS_OPS)
     if jumps:
         choices = list(itertools.product((0, 1), repeat=jumps))
+    unspecified = chain.unspecified()
     ways = [first] + [chain.carry(choice) for choice in choices if choice]
     result = []
     for value in candidate.outputs:
@@ -95,7 +99,13 @@ def budget(
         known = tuple(interval for interval in intervals if interval is not None)
         mask = first.ambiguous.get(value)
         result.append(
-            OutputBudget(value=value, eager=chain.eager[value], ways=known, ambiguous=mask)
+            OutputBudget(
+                value=value,
+                eager=chain.eager[value],
+                ways=known,
+                ambiguous=mask,
+                unspecified=unspecified.get(value),
+            )
         )
     return tuple(result)
 
@@ -154,6 +164,23 @@ class _Chain:
         for value in self.eager:
             intervals.setdefault(value, None)
         return _Way(intervals, ambiguous, tuple(jumps))
+
+    def unspecified(self) -> dict[str, torch.Tensor]:
+        """Elements of each value that depend on a float → integer cast out of range."""
+        found: dict[str, torch.Tensor] = {}
+        for node in self.nodes:
+            marks = [found[name] for name in node.inputs if name in found]
+            mask = _marked(node, marks, self.eager)
+            for value in node.outputs:
+                result = self.eager.get(value)
+                if result is None:
+                    continue
+                own = _out_of_range(node, result, self.eager)
+                if own is not None:
+                    mask = own if mask is None else mask | own
+                if mask is not None:
+                    found[value] = mask
+        return found
 
     def _image(
         self,
@@ -257,6 +284,24 @@ class _Chain:
             if source is not None:
                 reached |= _spread(node, name, source.loose, self.eager, value)
         return reached
+
+
+def _out_of_range(
+    node: OpNode, result: torch.Tensor, eager: Mapping[str, torch.Tensor]
+) -> torch.Tensor | None:
+    """Where a float operand does not fit the integer dtype of the result."""
+    if result.dtype.is_floating_point or result.dtype == torch.bool:
+        return None
+    bounds = torch.iinfo(result.dtype)
+    mask: torch.Tensor | None = None
+    for name in node.inputs:
+        operand = eager[name]
+        if operand.dtype.is_floating_point and operand.shape == result.shape:
+            value = torch.trunc(operand.to(torch.float64))
+            # float64(2**63 - 1) is 2**63 itself, which does not fit.
+            inside = (value >= bounds.min) & (value < float(bounds.max) + 1)
+            mask = ~inside if mask is None else mask | ~inside
+    return mask if mask is not None and bool(mask.any()) else None
 
 
 def _jumps(node: OpNode, eager: torch.Tensor) -> bool:

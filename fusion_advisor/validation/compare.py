@@ -79,7 +79,8 @@ def compare(actual: torch.Tensor, allowed: OutputBudget) -> Comparison:
     accepted = _accepted(actual, equal, allowed)
     ambiguous = torch.zeros_like(equal) if allowed.ambiguous is None else allowed.ambiguous
     bad = ~accepted
-    worst, room = _worst(ulp_distance(actual, eager), ambiguous, allowed)
+    unjudged = ambiguous if allowed.unspecified is None else ambiguous | allowed.unspecified
+    worst, room = _worst(ulp_distance(actual, eager), unjudged, allowed)
     return Comparison(
         elements=eager.numel(),
         mismatches=int(bad.sum()),
@@ -93,6 +94,8 @@ def compare(actual: torch.Tensor, allowed: OutputBudget) -> Comparison:
 def _accepted(actual: torch.Tensor, equal: torch.Tensor, allowed: OutputBudget) -> torch.Tensor:
     """Which elements are allowed."""
     accepted = equal.clone()
+    if allowed.unspecified is not None:
+        accepted |= allowed.unspecified
     for number, way in enumerate(allowed.ways):
         inside = _inside(actual, way)
         if number == 0 and allowed.ambiguous is not None:

@@ -126,6 +126,18 @@ def test_overflow_boundary_may_go_to_infinity_and_nan_must_stay_nan() -> None:
     assert compare(torch.tensor([largest, math.nan, largest]), allowed).mismatches == 1
 
 
+def test_casts_out_of_range_are_not_compared() -> None:
+    x = torch.tensor([1e30, -300.0, math.nan, 5.9])
+    allowed = _budget(lambda x: x.to(torch.int32) + 1, x)
+    wrong = allowed.eager.clone()
+    wrong[0] = wrong[2] = 77
+    assert compare(wrong, allowed).mismatches == 0
+    wrong[3] = 77
+    assert compare(wrong, allowed).mismatches == 1
+    wrong[1] = 77
+    assert compare(wrong, allowed).mismatches == 2
+
+
 def test_zeros_differ_and_nans_do_not() -> None:
     x = torch.tensor([-0.0, math.nan])
     allowed = _budget(torch.neg, x)
