@@ -2,7 +2,7 @@
 
 Inside a compiled kernel each call becomes straight-line code that LLVM vectorises with the loop
 around it; as plain Python the functions go through NumPy, so that a kernel's ``py_func`` can be
-stepped through.  Largest errors are measured over all float32 inputs, see ``docs/cpu_math.md``.
+stepped through.  Largest errors as measured: ``docs/cpu_math.md``.
 
 Vectorised: everything on float32 except the inverse trigonometric and hyperbolic functions,
 erfc, atan2 and fmod, which call the C library; on float64 also erf, sin, cos, tan and pow do.
