@@ -103,3 +103,29 @@ def test_a_time_beyond_the_ceiling_fails(monkeypatch: pytest.MonkeyPatch) -> Non
     session.prepare()
     with pytest.raises(ladder.ValidationError, match="cannot have done the work"):
         ladder._timing(session, ladder._Findings(), slow, 0.0, True)
+
+
+def test_large_inputs_are_judged_where_they_differ() -> None:
+    from dataclasses import replace
+
+    from fusion_advisor.validation.session import WHOLE_BUDGET_ELEMENTS, Session
+
+    one = kernels.tanh_scale()
+    x = torch.randn(300, 401)
+    assert x.numel() > WHOLE_BUDGET_ELEMENTS
+    candidate = replace(one.candidate, shape=(300, 401))
+    captured = {candidate.inputs[0].value: x}
+    session = Session(one.kernel, one.graph, candidate, one.reference, one.reference, captured)
+    session.prepare()
+    assert session.prepared[0].case.captured
+    (eager,) = session.prepared[0].expected
+    (same,) = session.judge(0, [eager.clone()])
+    assert same.mismatches == 0
+    one_up = torch.nextafter(eager, torch.full_like(eager, 9.0))
+    (close,) = session.judge(0, [one_up])
+    assert close.mismatches == 0
+    assert close.worst_ulp == 1.0
+    wrong = eager.clone()
+    wrong[200, 3] += 1e-3
+    (far,) = session.judge(0, [wrong])
+    assert far.mismatches == 1
