@@ -4,14 +4,14 @@
 package registers every recipe module.
 """
 
-from fusion_advisor.ops import activations, arithmetic, elementary, gradients, logic
+from fusion_advisor.ops import activations, arithmetic, elementary, extrema, gradients, logic
 from fusion_advisor.ops.calls import Call, Operand, bind, flat_arguments, flat_length
 from fusion_advisor.ops.dtypes import ITEM_BYTES, SUPPORTED_DTYPES
 from fusion_advisor.ops.kinds import classify, functional_name, is_inplace
 from fusion_advisor.ops.scalars import OPCODES, Builder, Opcode, type_error
 from fusion_advisor.ops.table import OpInfo, lookup, rows
 
-RECIPE_MODULES = (arithmetic, elementary, logic, activations, gradients)
+RECIPE_MODULES = (arithmetic, extrema, elementary, logic, activations, gradients)
 
 __all__ = [
     "ITEM_BYTES",
