@@ -12,15 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from fusion_advisor.errors import FixError
 from fusion_advisor.fixes.callees import Callees
-from fusion_advisor.fixes.dataflow import Flow, Walker
+from fusion_advisor.fixes.dataflow import Walker
 from fusion_advisor.fixes.emission import Writer
+from fusion_advisor.fixes.evidence import Evidence, Match
 from fusion_advisor.fixes.insertion import check_names, kernel_insertion
 from fusion_advisor.fixes.matching import (
-    Evidence,
-    Match,
     chain_nodes,
     check_numbers,
-    flattened,
     match_chain,
     run_time_numbers,
 )
@@ -38,8 +36,6 @@ from fusion_advisor.records import (
     SourceSpan,
     TextEdit,
 )
-
-Where = str  # "cell", "file" or "function"
 
 
 def plan_text(
@@ -262,15 +258,6 @@ def runtime_scalars(
     return run_time_numbers(matches.values())
 
 
-def numbers_of(node: OpNode) -> list[tuple[int, bool | int | float]]:
-    """(position, number) of an op's Python numbers among its flattened arguments."""
-    return [
-        (position, argument)
-        for position, argument in enumerate(flattened(node.args))
-        if isinstance(argument, bool | int | float)
-    ]
-
-
 def _check_result(new_text: str, index: SourceIndex) -> None:
     """The edited text must parse, with the same functions in the same order."""
     try:
@@ -281,6 +268,3 @@ def _check_result(new_text: str, index: SourceIndex) -> None:
     now = [n.name for n in ast.walk(after.tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     if any(name not in now for name in kept):
         raise Refusal("broken-text", "the edit would lose a function")
-
-
-__all__ = ["Flow", "plan_function", "plan_text", "runtime_scalars"]

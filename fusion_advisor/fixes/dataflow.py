@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fusion_advisor.fixes.callees import Callees, dtype_literal
-from fusion_advisor.fixes.matching import Evidence, Match, Operand
+from fusion_advisor.fixes.evidence import Evidence, Match, Operand
 from fusion_advisor.fixes.purity import CONDITIONAL, Purity, children_in_order
 from fusion_advisor.fixes.refusal import Refusal
 from fusion_advisor.fixes.source_index import SourceIndex

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fusion_advisor.fixes.dataflow import Flow, Leaf, Use
+from fusion_advisor.fixes.evidence import Evidence
 from fusion_advisor.fixes.liveness import Liveness
-from fusion_advisor.fixes.matching import Evidence
 from fusion_advisor.fixes.purity import root_names
 from fusion_advisor.fixes.refusal import Refusal
 from fusion_advisor.fixes.source_index import SourceIndex

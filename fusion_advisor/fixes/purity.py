@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from fusion_advisor.fixes.callees import Callees
-from fusion_advisor.fixes.matching import Evidence
+from fusion_advisor.fixes.evidence import Evidence
 from fusion_advisor.fixes.source_index import COMPREHENSIONS, SourceIndex
 
 # Tensor methods that neither write nor run the person's code, even where no op was recorded.

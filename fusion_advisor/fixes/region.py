@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fusion_advisor.fixes.evidence import Match
 from fusion_advisor.fixes.liveness import Liveness, dynamic_access
-from fusion_advisor.fixes.matching import Match
 from fusion_advisor.fixes.refusal import Refusal
 from fusion_advisor.fixes.source_index import SourceIndex
 
