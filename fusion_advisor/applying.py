@@ -390,14 +390,16 @@ def _take_back(
 def _substitutions(pieces: Sequence[Piece]) -> list[Substitution]:
     found = []
     for piece in pieces:
-        numbers = tuple(
-            operand.value for operand in piece.kernel.program.inputs if operand.kind == "scalar"
-        )
+        operands = piece.kernel.program.inputs
+        numbers = tuple(operand.value for operand in operands if operand.kind == "scalar")
+        first = [operand.value for operand in piece.finding.occurrences[0].inputs]
+        # A kernel may read fewer operands than the group does: those that only lend their shape.
+        read = [first.index(str(one.value)) for one in operands if one.kind == "tensor"]
         for candidate in piece.finding.occurrences:
             found.append(
                 Substitution(
                     nodes=candidate.nodes,
-                    inputs=tuple(operand.value for operand in candidate.inputs),
+                    inputs=tuple(candidate.inputs[position].value for position in read),
                     outputs=candidate.outputs,
                     call=_with_numbers(piece.fused, numbers),
                 )
