@@ -34,7 +34,7 @@ from fusion_advisor.records import (
 # reach between a quarter and all of it.
 PEAK_SHARE_LOW, PEAK_SHARE_MID, PEAK_SHARE_HIGH = 0.25, 0.5, 1.0
 # Share of the shorter of compute and memory that is not hidden behind the longer.
-UNHIDDEN_BEST, UNHIDDEN_MID, UNHIDDEN_WORST = 0.0, 0.25, 1.0
+UNHIDDEN_MID = 0.25  # 0 at best (low), 1 at worst (high)
 # Bandwidth is shared with whatever else runs, and streams other than one read and one write
 # differ from the measured one: the pessimistic rate is this share of the ceiling.
 BANDWIDTH_SHARE_WORST = 0.75
@@ -262,26 +262,25 @@ class CostModel:
         written = sum(self.traffic.size(value) for value in candidate.outputs)
         recompute = before_us if self.recomputes(candidate) else 0.0
 
-        def kernel(share: float, unhidden: float, rate: float, recycled: float) -> float:
-            compute = self._compute_us(flops, dtype, share)
-            touch = self._first_touch(written, recycled)
-            return Parts(memory / rate, compute, touch).total(unhidden)
-
-        low = kernel(PEAK_SHARE_HIGH, UNHIDDEN_BEST, 1.0, 0.0)
-        mid = kernel(PEAK_SHARE_MID, UNHIDDEN_MID, 1.0, 0.0)
-        high = kernel(
-            PEAK_SHARE_LOW, UNHIDDEN_WORST, BANDWIDTH_SHARE_WORST, RECYCLED_FAULT_SHARE_WORST
+        peak_us = self._compute_us(flops, dtype, 1.0)
+        touch = self._first_touch(written, 0.0)
+        low = max(memory, peak_us / PEAK_SHARE_HIGH) + touch
+        compute_mid = peak_us / PEAK_SHARE_MID
+        unhidden = UNHIDDEN_MID * min(memory, compute_mid)
+        mid = max(memory, compute_mid) + unhidden + touch
+        high = (
+            memory / BANDWIDTH_SHARE_WORST
+            + peak_us / PEAK_SHARE_LOW
+            + self._first_touch(written, RECYCLED_FAULT_SHARE_WORST)
         )
         after = [self._with_call(time, k) + recompute for k, time in enumerate((low, mid, high))]
-        compute_mid = self._compute_us(flops, dtype, PEAK_SHARE_MID)
-        touch_mid = self._first_touch(written, 0.0)
         terms = (
             ("call", self.call_us),
             ("launch", self.ceilings.launch_us),
             ("memory", memory),
             ("compute", compute_mid),
-            ("unhidden", UNHIDDEN_MID * min(memory, compute_mid)),
-            ("first touch", touch_mid),
+            ("unhidden", unhidden),
+            ("first touch", touch),
             ("recompute in backward", recompute),
         )
         registers = estimate_registers(index, candidate, members)

@@ -93,18 +93,20 @@ def program_key(index: GraphIndex, candidate: FusionCandidate) -> ProgramKey:
     """
     names: dict[str, int] = {}
     steps: list[object] = []
+    nodes, positions, values = index.nodes, index.positions, index.values
     for node_id in candidate.nodes:
-        node = index.nodes[index.positions[node_id]]
+        node = nodes[positions[node_id]]
         span = node.span
-        place = (
-            (span.file, span.function, span.line, span.column, span.text)
-            if span is not None
-            else node.module_class
-        )
-        wires = tuple(names.setdefault(value, len(names)) for value in node.inputs)
+        steps.append(node.op)
+        if span is None:
+            steps.append(node.module_class)
+        else:
+            steps += (span.file, span.function, span.line, span.column, span.text)
+        for value in node.inputs:
+            steps.append(names.setdefault(value, len(names)))
         result = node.outputs[0]
         names.setdefault(result, len(names))
-        steps.append((node.op, place, wires, index.values[result].dtype))
+        steps.append(values[result].dtype)
     operands = tuple(
         (names.get(operand.value), operand.dims, index.values[operand.value].dtype)
         for operand in candidate.inputs

@@ -50,6 +50,7 @@ def build_index(graph: OpGraph) -> GraphIndex:
     if len(positions) != len(nodes):
         raise AnalysisError("two ops of the recording share an id; record it again")
     written = _written_storages(nodes, values)
+    tracked = {spec.id: spec.storage for spec in graph.values if spec.storage in written}
     producer: dict[str, int] = {}
     consumers: dict[str, list[int]] = {}
     dependencies: list[tuple[int, ...]] = []
@@ -67,23 +68,22 @@ def build_index(graph: OpGraph) -> GraphIndex:
                 consumers[value] = [i]
             elif users[-1] != i:
                 users.append(i)
-            if written:
-                storage = _storage(values, value, node)
-                if storage in written:
-                    writer = last_writer.get(storage)
-                    if writer is not None:
-                        needed.add(writer)
-                    readers[storage].append(i)
+            if value in tracked:
+                storage = tracked[value]
+                writer = last_writer.get(storage)
+                if writer is not None:
+                    needed.add(writer)
+                readers[storage].append(i)
         for value in node.mutates:
-            storage = _storage(values, value, node)
+            storage = tracked[value]
             needed.update(readers[storage])
+            needed.discard(i)
             writer = last_writer.get(storage)
             if writer is not None:
                 needed.add(writer)
             readers[storage] = []
             last_writer[storage] = i
             writers[storage].append(i)
-        needed.discard(i)
         dependencies.append(tuple(needed))
         for value in node.outputs:
             if value not in values:

@@ -66,19 +66,25 @@ class Partition:
         piece = Piece(members)
         inputs: dict[str, None] = {}
         forward = index.nodes[members[0]].phase == "forward"
+        nodes, values, producer = index.nodes, index.values, index.producer
+        consumers, kept = index.consumers, index.kept
+        space = values[nodes[members[0]].outputs[0]].shape
         for member in members:
-            node = index.nodes[member]
+            node = nodes[member]
             for value in node.inputs:
-                if index.producer.get(value, -1) not in inside:
+                if producer.get(value, -1) not in inside:
                     inputs[value] = None
             value = node.outputs[0]
-            shape = index.values[value].shape
-            piece.shape = shape if member == members[0] else larger_shape(piece.shape, shape)
-            use = self._use(value, inside, forward=forward)
-            if use == "output":
+            shape = values[value].shape
+            if shape != space:
+                space = larger_shape(space, shape)
+            users = consumers.get(value)
+            if value in kept:
                 piece.outputs.append(value)
-            elif use == "saved":
-                piece.saved.append(value)
+            elif users is not None and not inside.issuperset(users):
+                use = self._use(users, inside, forward=forward)
+                (piece.outputs if use == "output" else piece.saved).append(value)
+        piece.shape = space
         piece.inputs = list(inputs)
         if not piece.outputs:  # nobody looks at the results: the last one stands for the group
             last = index.nodes[members[-1]].outputs[0]
@@ -86,18 +92,13 @@ class Partition:
             piece.saved = [value for value in piece.saved if value != last]
         return piece
 
-    def _use(self, value: str, inside: set[int], *, forward: bool) -> str:
-        index = self.index
-        if value in index.kept:
-            return "output"
-        saved = False
-        for user in index.consumers.get(value, ()):
-            if user in inside:
-                continue
-            if not forward or index.nodes[user].phase != "backward":
-                return "output"
-            saved = True
-        return "saved" if saved else ""
+    def _use(self, users: list[int], inside: set[int], *, forward: bool) -> str:
+        """Whether users outside need the value now, or only later, in backward."""
+        nodes = self.index.nodes
+        only_backward = forward and all(
+            nodes[user].phase == "backward" for user in users if user not in inside
+        )
+        return "saved" if only_backward else "output"
 
     # -- cuts ----------------------------------------------------------------------------------
 
@@ -284,6 +285,8 @@ class Partition:
 
 def operand_map(value: str, shape: tuple[int, ...], space: tuple[int, ...]) -> OperandMap:
     """How an operand of ``shape`` is read at an index of the iteration ``space``."""
+    if shape == space:
+        return OperandMap(value=value, dims=tuple(range(len(space))))
     lead = len(space) - len(shape)
     dims = tuple(
         None if d < lead or (shape[d - lead] == 1 and size != 1) else d - lead

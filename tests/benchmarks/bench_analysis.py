@@ -1,9 +1,10 @@
-"""How long analysis takes as a recording grows; run it: ``python tests/benchmarks/bench_analysis.py``.
+"""How long analysis takes as a recording grows: ``python tests/benchmarks/bench_analysis.py``.
 
 The recordings are residual transformer blocks as a recorder sees them: views around matrix
 products, a written-out norm and GELU, rotary terms, residual additions; and the same with a
-backward-like second half.  About a third of the ops are elementwise, as in real models.
-Prints processor seconds (other work on the machine does not count) for 1,000, 10,000 and 100,000 ops and the ratio of the last two.
+backward-like second half.  About a third of the ops are elementwise, as in real models.  Prints
+processor seconds (other work on the machine counts little) for 1,000, 10,000 and 100,000 ops and
+the ratio of the last two.
 """
 
 from __future__ import annotations

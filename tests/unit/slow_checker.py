@@ -141,13 +141,14 @@ def _memory_problems(
     """
     nodes = {n.id: n for n in graph.nodes}
     values = {v.id: v for v in graph.values}
-    eager_read, eager_end = _run(graph, [[n] for n in graph.nodes], fused=set())
+    symbols: dict[object, int] = {}  # equal contents get equal numbers, in both runs
+    eager_read, eager_end = _run(graph, [[n] for n in graph.nodes], set(), symbols)
     steps = [
         [nodes[n] for n in candidates[step].nodes] if isinstance(step, int) else [nodes[step]]
         for step in order
     ]
     members = {n for candidate in candidates for n in candidate.nodes}
-    fused_read, fused_end = _run(graph, steps, fused=members)
+    fused_read, fused_end = _run(graph, steps, members, symbols)
     found = [
         f"{node} reads something else when fused"
         for node, seen in eager_read.items()
@@ -162,10 +163,12 @@ def _memory_problems(
 
 
 def _run(
-    graph: OpGraph, steps: Sequence[Sequence[OpNode]], *, fused: set[str]
+    graph: OpGraph,
+    steps: Sequence[Sequence[OpNode]],
+    fused: set[str],
+    symbols: dict[object, int],
 ) -> tuple[dict[str, object], dict[str, object]]:
     values = {v.id: v for v in graph.values}
-    producer = {v: n for n in graph.nodes for v in n.outputs}
     place: dict[str, object] = {}  # value -> storage it lives in, in this run
     memory: dict[object, object] = {}
     read: dict[str, object] = {}
@@ -187,12 +190,15 @@ def _run(
         for node in step:
             seen = tuple(load(v, registers if group else {}) for v in node.inputs)
             read[node.id] = seen
-            result = (node.op.replace("_.", "."), node.args and str(node.args[1:]), seen)
-            for value in node.outputs:
+            meaning = (node.op.replace("_.", "."), str(node.args[1:]), seen)
+            for number, value in enumerate(node.outputs):
+                result = symbols.setdefault((meaning, number), len(symbols))
                 if group:
                     registers[value] = result
-                elif node.mutates:
-                    place[value] = storage(node.mutates[0])
+                elif written := [
+                    v for v in node.mutates if values[v].storage == values[value].storage
+                ]:
+                    place[value] = storage(written[0])
                     memory[place[value]] = result
                 elif values[value].storage in {values[v].storage for v in node.inputs}:
                     source = next(
@@ -206,6 +212,5 @@ def _run(
             for value, result in registers.items():
                 place[value] = ("fused", value)
                 memory[place[value]] = result
-    assert producer is not None
     # What a name shows at the end is the content of the storage it lives in by then.
     return read, {value: memory[storage(value)] for value in graph.outputs}
