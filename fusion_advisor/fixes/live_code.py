@@ -86,13 +86,43 @@ def function_block(code: types.CodeType, text: str) -> tuple[int, int]:
 
 def check_source(code: types.CodeType, text: str) -> None:
     """The running code must be what its text compiles to; ``FixError`` otherwise."""
-    module = _compile(text, ast.parse(text), code)
-    original = _find(module, code)
-    if original is None or not same_code(original, code):
-        raise FixError(
-            f"the source of {code.co_qualname} in {code.co_filename} is not what is running "
-            "(edited since it was imported, or changed by a decorator): restart and profile again"
-        )
+    _compiled_whole(code, text)
+
+
+def _compiled_whole(code: types.CodeType, text: str) -> bool:
+    """Whether the running code came from its whole text, as a file's does.
+
+    A notebook compiles each top-level statement of a cell on its own, and what a statement
+    compiles to depends on what is compiled with it (how names imported in the same unit are
+    called).  ``FixError`` where it is neither.
+    """
+    tree = ast.parse(text)
+    for whole in (True, False):
+        original = _find(_compile(_unit(tree, code, whole=whole), code), code)
+        if original is not None and same_code(original, code):
+            return whole
+    raise FixError(
+        f"the source of {code.co_qualname} in {code.co_filename} is not what is running "
+        "(edited since it was imported, or changed by a decorator): restart and profile again"
+    )
+
+
+def _unit(tree: ast.Module, code: types.CodeType, *, whole: bool) -> ast.Module:
+    """The text that is compiled together with a function: all of it, or its own statement."""
+    if whole:
+        return tree
+    line = code.co_firstlineno
+    own: list[ast.stmt] = [
+        statement
+        for statement in tree.body
+        if _first_line(statement) <= line <= (statement.end_lineno or statement.lineno)
+    ]
+    return ast.Module(body=own, type_ignores=[])
+
+
+def _first_line(statement: ast.stmt) -> int:
+    decorators = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(one.lineno for one in decorators)])
 
 
 def edited_code(code: types.CodeType, text: str, edits: Sequence[TextEdit]) -> types.CodeType:
@@ -103,8 +133,8 @@ def edited_code(code: types.CodeType, text: str, edits: Sequence[TextEdit]) -> t
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt | ast.expr | ast.excepthandler | ast.arg | ast.keyword):
             _move(node, origin)
-    module = _compile(new_text, tree, code)
-    found = _find(module, code)
+    unit = _unit(tree, code, whole=_compiled_whole(code, text))
+    found = _find(_compile(unit, code), code)
     if found is None:
         raise FixError(f"{code.co_qualname} is not found in its own source after the edit")
     if found.co_freevars != code.co_freevars:
@@ -126,7 +156,7 @@ def _move(
         node.end_col_offset = max(node.end_col_offset or 0, node.col_offset)
 
 
-def _compile(text: str, tree: ast.Module, like: types.CodeType) -> types.CodeType:
+def _compile(tree: ast.Module, like: types.CodeType) -> types.CodeType:
     flags = like.co_flags & _FUTURE
     compiled = compile(tree, like.co_filename, "exec", flags=flags, dont_inherit=True)
     assert isinstance(compiled, types.CodeType)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,24 @@ def model_calls(shell: Any) -> Iterator[ModelCall]:
             statements = _already_run(statements)
         for statement, source in reversed(statements):
             yield from _calls_in(statement, source, number, shell.user_ns)
+
+
+def repeatable_call(expression: str, namespace: dict[str, Any]) -> Callable[[], Any] | None:
+    """How to evaluate an expression again, where that does nothing else than it did before.
+
+    A call of a module whose arguments hold no calls; ``None`` for everything else.
+    """
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, ValueError):
+        return None
+    call = tree.body
+    if not isinstance(call, ast.Call) or not _is_module(_resolved(call.func, namespace)):
+        return None
+    if _obstacle(call, call, namespace):
+        return None
+    code = compile(tree, "<repeated call>", "eval")
+    return lambda: eval(code, namespace)
 
 
 def _statements(shell: Any, source: str) -> list[tuple[ast.stmt, str]]:

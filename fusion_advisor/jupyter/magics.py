@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from fusion_advisor.errors import FixError, FusionAdvisorError, UsageError
 from fusion_advisor.jupyter import completion
 from fusion_advisor.jupyter.cell_edit import edited_text, text_diff
 from fusion_advisor.jupyter.cells import Body, CellBook, compile_body, result_is_used
-from fusion_advisor.jupyter.history import ModelCall, model_calls
+from fusion_advisor.jupyter.history import ModelCall, model_calls, repeatable_call
 from fusion_advisor.jupyter.options import (
     APPLY_OPTIONS,
     PROFILE_OPTIONS,
@@ -160,7 +160,10 @@ class FuseMagics(Magics):
         if self._profiling:
             print(NESTED_MESSAGE)
             return body.run()
-        advice = self._advise(body, options, title=_title(text))
+        again = repeatable_call(text, {**self.shell.user_ns, **(local_ns or {})})
+        advice = self._advise(
+            body, options, title=_title(text), rerun=again if cell is None else None
+        )
         returned = cell is None and result_is_used()
         if body.shows_value and not returned:
             sys.displayhook(advice.result)
@@ -168,7 +171,14 @@ class FuseMagics(Magics):
             self._display(advice, options)
         return advice.result if returned else None
 
-    def _advise(self, body: Body, options: dict[str, Any], *, title: str) -> Advice:
+    def _advise(
+        self,
+        body: Body,
+        options: dict[str, Any],
+        *,
+        title: str,
+        rerun: Callable[[], Any] | None,
+    ) -> Advice:
         from fusion_advisor import advisor
 
         self._profiling = True
@@ -183,6 +193,7 @@ class FuseMagics(Magics):
                     max_ops=self.max_ops,
                     title=title,
                     progress=self._follow,
+                    rerun=rerun,
                 )
         except BaseException as error:
             if error is body.error:
