@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from fusion_advisor.capture import liveness
+from fusion_advisor.capture import collector, liveness
 from fusion_advisor.capture.build import build_recording
 from fusion_advisor.capture.context import OUR_FRAMES, Context, ModuleEntry
 from fusion_advisor.capture.frames import FrameMark, Frames
@@ -113,6 +113,7 @@ class Recorder(TorchDispatchMode):
         self._fake_ops = 0
         self._inputs: list[Value] = []
         self._started = 0.0
+        self._restore_collector: Callable[[], None] = lambda: None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -132,11 +133,13 @@ class Recorder(TorchDispatchMode):
         self.store.settings = process_settings()
         Recorder._active.recorder = self
         try:
+            self._restore_collector = collector.postpone_full_collections()
             self.context.install()
             self._started = time.perf_counter()
             super().__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
             Recorder._active.recorder = None
+            self._restore_collector()
             self.context.uninstall()
             raise
         self._pushed = self._recording = True
@@ -160,6 +163,7 @@ class Recorder(TorchDispatchMode):
     def _leave(self) -> None:
         """Stop instrumenting: our wrappers go, the mode is popped."""
         self.context.uninstall()
+        self._restore_collector()
         if self._pushed:
             self._pushed = False
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -224,7 +228,8 @@ class Recorder(TorchDispatchMode):
                 "eagerly, so the ops and times here are those of the uncompiled code."
             )
         self.notes.extend(self.store.notes)
-        recording = build_recording(self)
+        with collector.paused():
+            recording = build_recording(self)
         recording.result = result
         return recording
 

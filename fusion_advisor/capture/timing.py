@@ -6,7 +6,6 @@ own; values are let go where the recorded program could have let them go.
 
 from __future__ import annotations
 
-import gc
 import os
 import statistics
 import time
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
 
+from fusion_advisor.capture import collector
 from fusion_advisor.capture.kineto import PREFIX, OpEvents, join
 from fusion_advisor.capture.program import (
     Program,
@@ -273,7 +273,7 @@ def _wall_times(
     """Seconds of each run, after warming up."""
     walls: list[float] = []
     begun = clock()
-    with _collector_paused():
+    with collector.paused(collect_first=True):
         while True:
             wait()
             start = clock()
@@ -301,7 +301,7 @@ def _profiles(
     """Seconds and joined events of each profiled run; the first one, which warms, is left out."""
     found: list[tuple[float, dict[int, OpEvents]]] = []
     begun = clock()
-    with _collector_paused():
+    with collector.paused(collect_first=True):
         while True:
             with quiet_profiler(device) as profiler:
                 wait()
@@ -341,19 +341,6 @@ def quiet_profiler(device: str) -> Iterator[Any]:
         yield profiler
     finally:
         profiler.__exit__(None, None, None)
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No garbage collection inside a measured run."""
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 # -- the result -------------------------------------------------------------------------

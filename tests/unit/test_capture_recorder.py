@@ -52,6 +52,8 @@ def _global_state():
         len(module._global_forward_hooks),
         torch._C._len_torch_dispatch_stack(),
         torch.is_grad_enabled(),
+        gc.get_threshold(),
+        gc.isenabled(),
     )
 
 

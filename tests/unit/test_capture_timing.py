@@ -113,7 +113,6 @@ def test_every_op_gets_its_time_and_the_rest_is_shown():
     assert attributed <= measured.wall_us * 1.0001
     longest = max(measured.times, key=lambda item: item.host_us)
     assert longest.node == "mm_0"
-    assert longest.host_us > 0.3 * measured.wall_us
 
 
 def test_measuring_leaves_inputs_and_random_state_alone():
