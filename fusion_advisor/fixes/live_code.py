@@ -121,7 +121,7 @@ def _unit(tree: ast.Module, code: types.CodeType, *, whole: bool) -> ast.Module:
 
 
 def _first_line(statement: ast.stmt) -> int:
-    decorators = getattr(statement, "decorator_list", [])
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
     return min([statement.lineno, *(one.lineno for one in decorators)])
 
 

@@ -160,10 +160,10 @@ class FuseMagics(Magics):
         if self._profiling:
             print(NESTED_MESSAGE)
             return body.run()
-        again = repeatable_call(text, {**self.shell.user_ns, **(local_ns or {})})
-        advice = self._advise(
-            body, options, title=_title(text), rerun=again if cell is None else None
-        )
+        again = None
+        if cell is None and self.shell is not None:
+            again = repeatable_call(text, {**self.shell.user_ns, **(local_ns or {})})
+        advice = self._advise(body, options, title=_title(text), rerun=again)
         returned = cell is None and result_is_used()
         if body.shows_value and not returned:
             sys.displayhook(advice.result)
