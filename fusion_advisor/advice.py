@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusion_advisor.applying import Applied, Applier
-from fusion_advisor.capture import Recording
 from fusion_advisor.errors import UsageError
 from fusion_advisor.fixes import reapply_cell
 from fusion_advisor.kernels import finding_of, generate_kernel, source_text, validate_kernel
+from fusion_advisor.recorder import Recording
 from fusion_advisor.records import (
     AppliedFix,
     Finding,

@@ -15,7 +15,9 @@ from typing import Any
 
 from fusion_advisor.advice import Advice
 from fusion_advisor.analysis import Analysis, analyze
-from fusion_advisor.capture import (
+from fusion_advisor.devices import find_device
+from fusion_advisor.errors import CaptureError, UsageError
+from fusion_advisor.recorder import (
     CaptureOptions,
     Recorder,
     Recording,
@@ -24,8 +26,6 @@ from fusion_advisor.capture import (
     replay,
     timing,
 )
-from fusion_advisor.devices import find_device
-from fusion_advisor.errors import CaptureError, UsageError
 from fusion_advisor.records import Capture, Ceilings, Report, Target
 from fusion_advisor.serialize import load_report
 from fusion_advisor.validation import measure_ceilings

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-from fusion_advisor.capture import Recording
-from fusion_advisor.capture.substitution import Substitution, run_substituted
 from fusion_advisor.errors import CaptureError, FixError, UsageError
 from fusion_advisor.fixes import (
     Change,
@@ -27,6 +25,8 @@ from fusion_advisor.fixes import (
     plan_text,
 )
 from fusion_advisor.kernels import source_text
+from fusion_advisor.recorder import Recording
+from fusion_advisor.recorder.substitution import Substitution, run_substituted
 from fusion_advisor.records import (
     AppliedFix,
     Finding,

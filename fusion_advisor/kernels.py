@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fusion_advisor.capture import TensorStore, replay
-from fusion_advisor.capture.source import find_cell
 from fusion_advisor.codegen import generate, lower
 from fusion_advisor.errors import UsageError
 from fusion_advisor.fixes import runtime_scalars
 from fusion_advisor.ops import functional_name
+from fusion_advisor.recorder import TensorStore, replay
+from fusion_advisor.recorder.source import find_cell
 from fusion_advisor.records import (
     Capture,
     Finding,

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from fusion_advisor.analysis import find_candidates
-from fusion_advisor.capture import CaptureOptions, record
 from fusion_advisor.fixes import edited_text, plan_text, runtime_scalars, text_hash
+from fusion_advisor.recorder import CaptureOptions, record
 from fusion_advisor.records import (
     Argument,
     Fix,

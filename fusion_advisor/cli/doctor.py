@@ -84,7 +84,7 @@ def _guarded(probe: Callable[[], Check]) -> Check:
 def _devices() -> Check:
     if util.find_spec("torch") is None:
         return Check(name="devices", ok=False, found="unknown without torch")
-    from fusion_advisor.capture import environment
+    from fusion_advisor.recorder import environment
 
     machine: Environment = environment()
     if machine.devices:

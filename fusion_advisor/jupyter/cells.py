@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from types import CodeType, TracebackType
 from typing import Any
 
-from fusion_advisor.capture.source import register_cell
 from fusion_advisor.errors import UsageError
+from fusion_advisor.recorder.source import register_cell
 
 AWAIT_MESSAGE = (
     "cells with top-level await are not profiled, and nothing was run: await in a cell of its own, "

@@ -18,7 +18,6 @@ from IPython.core.magic import (
 )
 from traitlets import Bool, Enum, Int, Unicode
 
-from fusion_advisor.capture.source import forget_cells
 from fusion_advisor.errors import FixError, FusionAdvisorError, UsageError
 from fusion_advisor.jupyter import completion
 from fusion_advisor.jupyter.cell_edit import edited_text, text_diff
@@ -32,6 +31,7 @@ from fusion_advisor.jupyter.options import (
     parse_anywhere,
 )
 from fusion_advisor.jupyter.progress import Progress, show
+from fusion_advisor.recorder.source import forget_cells
 from fusion_advisor.report.files import format_of
 from fusion_advisor.report.notebook import finding_html, notebook_html
 from fusion_advisor.report.text import render_finding, render_text

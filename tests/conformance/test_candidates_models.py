@@ -14,7 +14,7 @@ from slow_checker import lonely, problems  # noqa: E402
 from transformers_models import MODELS, build  # noqa: E402
 
 from fusion_advisor.analysis import find_candidates, removable_launches, why_not  # noqa: E402
-from fusion_advisor.capture import CaptureOptions, record  # noqa: E402
+from fusion_advisor.recorder import CaptureOptions, record  # noqa: E402
 from fusion_advisor.records import OpGraph  # noqa: E402
 
 # Groups of two or more ops, and launches saved if each were one kernel.

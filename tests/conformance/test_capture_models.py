@@ -12,7 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from fusion_advisor.capture import CaptureOptions, record, replay  # noqa: E402
+from fusion_advisor.recorder import CaptureOptions, record, replay  # noqa: E402
 
 Built = tuple[Any, dict[str, Any]]
 _SMALL = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

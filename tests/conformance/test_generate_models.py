@@ -20,8 +20,8 @@ from kernel_harness import (
 )
 
 from fusion_advisor.analysis import find_candidates
-from fusion_advisor.capture import CaptureOptions, record, replay
 from fusion_advisor.codegen import generate, lower, program_hash
+from fusion_advisor.recorder import CaptureOptions, record, replay
 
 WORST_ULP = 4  # per transcendental in a chain; the chains here hold one or two
 MODELS = [

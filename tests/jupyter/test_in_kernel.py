@@ -85,7 +85,7 @@ def test_cells_are_known_by_their_text_and_number():
     _, _, shown = executed(
         "def model_part():\n    return where()",
         "def where():\n    import sys\n    f = sys._getframe(1)\n"
-        "    from fusion_advisor.capture.source import span_of\n"
+        "    from fusion_advisor.recorder.source import span_of\n"
         "    return span_of(f.f_code, f.f_lasti)",
         "%%fuse_profile\n\ns = model_part()\nt = where()\n"
         "print(s.kind, s.execution_count, s.line, s.text, t.execution_count, t.line, t.text)",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fusion_advisor.capture.source import find_cell
+from fusion_advisor.recorder.source import find_cell
 
 HEADLINE = "Fusing 3 places would save about 26.1 ms"
 
@@ -202,7 +202,7 @@ spans = {}
 def note(name):
     import sys
     frame = sys._getframe(1)
-    from fusion_advisor.capture.source import span_of
+    from fusion_advisor.recorder.source import span_of
     spans[name] = span_of(frame.f_code, frame.f_lasti)
     return 1
 """

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from fusion_advisor.analysis import find_candidates
-from fusion_advisor.capture import CaptureOptions, record, replay
 from fusion_advisor.codegen import generate, lower
+from fusion_advisor.recorder import CaptureOptions, record, replay
 from fusion_advisor.records import FusedProgram, FusionCandidate, KernelSource, OpGraph
 
 

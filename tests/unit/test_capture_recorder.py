@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from fusion_advisor.capture import CaptureOptions, Recorder, record, replay  # noqa: E402
 from fusion_advisor.errors import CaptureError, UsageError  # noqa: E402
+from fusion_advisor.recorder import CaptureOptions, Recorder, record, replay  # noqa: E402
 
 
 class Block(nn.Module):

@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from fusion_advisor.capture import CaptureOptions, record, replay  # noqa: E402
-from fusion_advisor.capture.loss import find_loss  # noqa: E402
 from fusion_advisor.errors import CaptureError  # noqa: E402
+from fusion_advisor.recorder import CaptureOptions, record, replay  # noqa: E402
+from fusion_advisor.recorder.loss import find_loss  # noqa: E402
 
 
 def _program():

@@ -6,7 +6,7 @@ import linecache
 
 import pytest
 
-from fusion_advisor.capture import source
+from fusion_advisor.recorder import source
 
 CELL = "/tmp/ipykernel_123/3870563111.py"
 
@@ -20,7 +20,7 @@ def cells_are_forgotten():
 
 def _run_cell(text, filename=CELL, first_line=1, **names):
     torch = pytest.importorskip("torch")
-    from fusion_advisor.capture import record
+    from fusion_advisor.recorder import record
 
     code = compile(text, filename, "exec")
     namespace = {"torch": torch, **names}
@@ -109,7 +109,7 @@ def test_installed_files_are_marked():
 
 def test_file_code_is_read_through_linecache():
     torch = pytest.importorskip("torch")
-    from fusion_advisor.capture import record
+    from fusion_advisor.recorder import record
 
     recording = record(lambda: torch.ones(2).mul(3))
     span = recording.graph.nodes[-1].span
@@ -125,7 +125,7 @@ def test_code_without_source_has_no_text():
 
 def test_source_can_be_left_out():
     torch = pytest.importorskip("torch")
-    from fusion_advisor.capture import CaptureOptions, record
+    from fusion_advisor.recorder import CaptureOptions, record
 
     recording = record(lambda: torch.ones(2) + 1, CaptureOptions(with_source=False))
     assert all(node.span is None and node.stack == () for node in recording.graph.nodes)
@@ -135,6 +135,6 @@ def test_the_registry_does_not_import_torch():
     import subprocess
     import sys
 
-    code = "import sys, fusion_advisor.capture.source as s; assert 'torch' not in sys.modules"
+    code = "import sys, fusion_advisor.recorder.source as s; assert 'torch' not in sys.modules"
     environment = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.autograd import DeviceType  # noqa: E402
 
-from fusion_advisor.capture import record, timing  # noqa: E402
-from fusion_advisor.capture.kineto import join  # noqa: E402
-from fusion_advisor.capture.program import Program  # noqa: E402
 from fusion_advisor.errors import CaptureError  # noqa: E402
+from fusion_advisor.recorder import record, timing  # noqa: E402
+from fusion_advisor.recorder.kineto import join  # noqa: E402
+from fusion_advisor.recorder.program import Program  # noqa: E402
 
 
 class Event:
@@ -199,7 +199,7 @@ def test_another_profiler_is_refused_and_left_alone():
 def test_the_profiler_prints_nothing():
     code = (
         "import torch\n"
-        "from fusion_advisor.capture import record, timing\n"
+        "from fusion_advisor.recorder import record, timing\n"
         "r = record(lambda: torch.ones(3) + 1)\n"
         "timing.measure(r.graph, r.store, budget_s=0.01)\n"
     )

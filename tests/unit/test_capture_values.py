@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fusion_advisor.capture import CaptureOptions, Recorder, record, replay  # noqa: E402
+from fusion_advisor.recorder import CaptureOptions, Recorder, record, replay  # noqa: E402
 
 
 def _captured(function, *args, options=None):

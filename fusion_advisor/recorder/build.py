@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from fusion_advisor.capture import source
-from fusion_advisor.capture.recording import Recording
+from fusion_advisor.recorder import source
+from fusion_advisor.recorder.recording import Recording
 from fusion_advisor.records import OpGraph, OpNode, SourceSpan
 
 if TYPE_CHECKING:
-    from fusion_advisor.capture.dispatch import RawOp, Recorder
-    from fusion_advisor.capture.frames import FrameMark
+    from fusion_advisor.recorder.dispatch import RawOp, Recorder
+    from fusion_advisor.recorder.frames import FrameMark
 
 _MAX_DEPTH = 60  # frames of the outer stack that are kept
 

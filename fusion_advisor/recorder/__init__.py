@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fusion_advisor.capture.dispatch import Recorder, record
-    from fusion_advisor.capture.environment import environment
-    from fusion_advisor.capture.recording import CaptureOptions, Recording
-    from fusion_advisor.capture.tensor_store import TensorStore
+    from fusion_advisor.recorder.dispatch import Recorder, record
+    from fusion_advisor.recorder.environment import environment
+    from fusion_advisor.recorder.recording import CaptureOptions, Recording
+    from fusion_advisor.recorder.tensor_store import TensorStore
 
 _HOMES = {
     "CaptureOptions": "recording",

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fusion_advisor.capture.program import Program, Step, undisturbed
-from fusion_advisor.capture.replay import fresh_inputs
-from fusion_advisor.capture.tensor_store import TensorStore
 from fusion_advisor.errors import CaptureError
+from fusion_advisor.recorder.program import Program, Step, undisturbed
+from fusion_advisor.recorder.replay import fresh_inputs
+from fusion_advisor.recorder.tensor_store import TensorStore
 from fusion_advisor.records import OpGraph
 
 

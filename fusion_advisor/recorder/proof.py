@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fusion_advisor.capture.liveness import digest
-from fusion_advisor.capture.program import Program, Step, undisturbed
-from fusion_advisor.capture.tensor_store import TensorStore, copy_view
 from fusion_advisor.errors import CaptureError
+from fusion_advisor.recorder.liveness import digest
+from fusion_advisor.recorder.program import Program, Step, undisturbed
+from fusion_advisor.recorder.tensor_store import TensorStore, copy_view
 from fusion_advisor.records import OpGraph, OpNode, ReplayProof, TensorSpec
 from fusion_advisor.workers import WorkerCrash, WorkerTimeout, run_isolated
 
@@ -179,7 +179,7 @@ def _prove_in_child(
         payload = {"graph": bare, "path": os.fspath(path)}
         try:
             proof = run_isolated(
-                "fusion_advisor.capture.proof:prove_here", payload, timeout_s=timeout_s
+                "fusion_advisor.recorder.proof:prove_here", payload, timeout_s=timeout_s
             )
         except WorkerTimeout:
             return _not_run(graph, f"The replay did not end within {timeout_s:.0f} s."), ""

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
 
-from fusion_advisor.capture import collector
-from fusion_advisor.capture.kineto import PREFIX, OpEvents, join
-from fusion_advisor.capture.program import (
+from fusion_advisor.errors import CaptureError
+from fusion_advisor.recorder import collector
+from fusion_advisor.recorder.kineto import PREFIX, OpEvents, join
+from fusion_advisor.recorder.program import (
     Program,
     Step,
     set_random_state,
@@ -28,10 +29,9 @@ from fusion_advisor.capture.program import (
     undisturbed,
     uses_generator,
 )
-from fusion_advisor.capture.replay import fresh_inputs
-from fusion_advisor.capture.schema import outputs_in_order
-from fusion_advisor.capture.tensor_store import TensorStore
-from fusion_advisor.errors import CaptureError
+from fusion_advisor.recorder.replay import fresh_inputs
+from fusion_advisor.recorder.schema import outputs_in_order
+from fusion_advisor.recorder.tensor_store import TensorStore
 from fusion_advisor.records import Argument, OpGraph, OpTime, Symbol, ValueRef
 
 _BLOCK = 500  # ops per generated function: compiling one huge function takes quadratic time

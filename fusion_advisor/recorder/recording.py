@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from fusion_advisor.capture.tensor_store import TensorStore
 from fusion_advisor.errors import UsageError
+from fusion_advisor.recorder.tensor_store import TensorStore
 from fusion_advisor.records import OpGraph
 
 DEFAULT_BYTE_CAP = 2 * 2**30  # copies of inputs that one session may keep

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusion_advisor.capture.schema import flatten
-from fusion_advisor.capture.tensor_store import (
+from fusion_advisor.recorder.schema import flatten
+from fusion_advisor.recorder.tensor_store import (
     ALIGNMENT_BYTES,
     TensorStore,
     extent_bytes,
@@ -23,7 +23,7 @@ from fusion_advisor.capture.tensor_store import (
     snapshot_storage,
     view_of,
 )
-from fusion_advisor.capture.values import Storage, Value, ValueTable
+from fusion_advisor.recorder.values import Storage, Value, ValueTable
 
 
 def keep_random_state(store: TensorStore, node: str, args: Any, kwargs: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fusion_advisor.capture.tensor_store import TensorStore, snapshot_storage
+from fusion_advisor.recorder.tensor_store import TensorStore, snapshot_storage
 from fusion_advisor.records import TensorSpec, ValueRef
 
 _PLAIN_CLASSES = (Tensor, nn.Parameter, nn.Buffer)

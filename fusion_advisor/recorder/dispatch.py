@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from fusion_advisor.capture import collector, liveness
-from fusion_advisor.capture.build import build_recording
-from fusion_advisor.capture.context import OUR_FRAMES, Context, ModuleEntry
-from fusion_advisor.capture.frames import FrameMark, Frames
-from fusion_advisor.capture.loss import run_backward
-from fusion_advisor.capture.program import process_settings
-from fusion_advisor.capture.recording import CaptureOptions, Recording
-from fusion_advisor.capture.schema import OpSchema, find_op, flatten, outputs_in_order, schema_of
-from fusion_advisor.capture.tensor_store import TensorStore
-from fusion_advisor.capture.values import Value, ValueTable
 from fusion_advisor.errors import CaptureError
+from fusion_advisor.recorder import collector, liveness
+from fusion_advisor.recorder.build import build_recording
+from fusion_advisor.recorder.context import OUR_FRAMES, Context, ModuleEntry
+from fusion_advisor.recorder.frames import FrameMark, Frames
+from fusion_advisor.recorder.loss import run_backward
+from fusion_advisor.recorder.program import process_settings
+from fusion_advisor.recorder.recording import CaptureOptions, Recording
+from fusion_advisor.recorder.schema import OpSchema, find_op, flatten, outputs_in_order, schema_of
+from fusion_advisor.recorder.tensor_store import TensorStore
+from fusion_advisor.recorder.values import Value, ValueTable
 from fusion_advisor.records import Argument, Phase, Symbol
 
 T = TypeVar("T")

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusion_advisor.capture.program import Program, symbol_value, undisturbed
-from fusion_advisor.capture.proof import prove
-from fusion_advisor.capture.schema import OpSchema, find_op, outputs_in_order
-from fusion_advisor.capture.tensor_store import TensorStore, copy_view
 from fusion_advisor.errors import CaptureError
+from fusion_advisor.recorder.program import Program, symbol_value, undisturbed
+from fusion_advisor.recorder.proof import prove
+from fusion_advisor.recorder.schema import OpSchema, find_op, outputs_in_order
+from fusion_advisor.recorder.tensor_store import TensorStore, copy_view
 from fusion_advisor.records import Argument, OpGraph, OpNode, Symbol, ValueRef
 
 __all__ = ["materialize", "prove", "run", "subgraph"]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusion_advisor.capture.schema import OpSchema, find_op, outputs_in_order
 from fusion_advisor.errors import CaptureError
+from fusion_advisor.recorder.schema import OpSchema, find_op, outputs_in_order
 from fusion_advisor.records import Argument, OpGraph, OpNode, Symbol, TensorSpec, ValueRef
 
 Getter = Callable[[Mapping[str, Tensor]], Any]
