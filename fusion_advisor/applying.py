@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-from fusion_advisor.errors import CaptureError, FixError, UsageError
+from fusion_advisor.errors import CaptureError, FixError, FusionAdvisorError, UsageError
 from fusion_advisor.fixes import (
     Change,
     ChangeStack,
@@ -285,23 +285,28 @@ class Applier:
         graph, store = report.capture.graph, self.recording.store
         try:
             expected = whole_call.snapshot(run_substituted(graph, store, ()))
-            got = run_substituted(graph, store, _substitutions(pieces))
         except CaptureError:
             return list(pieces)  # inputs that were not kept: the call itself is checked below
-        if whole_call.compare(expected, got).equal:
+
+        def problem(some: Sequence[Piece]) -> str:
+            try:
+                got = run_substituted(graph, store, _substitutions(some))
+            except FusionAdvisorError as error:
+                return str(error)
+            result = whole_call.compare(expected, got)
+            return "" if result.equal else result.detail
+
+        if not problem(pieces):
             return list(pieces)
         good = []
         for piece in pieces:
-            alone = run_substituted(graph, store, _substitutions([piece]))
-            result = whole_call.compare(expected, alone)
-            if result.equal:
-                good.append(piece)
-            else:
+            detail = problem([*good, piece])
+            if detail:
                 outcomes[
                     piece.finding.id
-                ].reason = (
-                    f"not applied, the recorded run gives other values with it ({result.detail})"
-                )
+                ].reason = f"not applied, the recorded run gives other values with it ({detail})"
+            else:
+                good.append(piece)
         return good
 
     def _check_calls(

@@ -82,7 +82,14 @@ def _substitute(
     missing = [value for value in group.inputs if value not in kept]
     if missing:
         raise CaptureError(f"The group does not read {', '.join(missing)}.")
-    returned = group.call(*(kept[value] for value in group.inputs))
+    try:
+        returned = group.call(*(kept[value] for value in group.inputs))
+    except Exception as error:
+        raise CaptureError(f"the kernel failed on the recorded run: {error}") from error
     results = returned if isinstance(returned, tuple) else (returned,)
+    if len(results) != len(group.outputs):
+        raise CaptureError(
+            f"the kernel gave {len(results)} results where the group has {len(group.outputs)}"
+        )
     for value, tensor in zip(group.outputs, results, strict=True):
         environment[program.resolve(value)] = tensor

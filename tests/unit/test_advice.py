@@ -13,7 +13,7 @@ import torch
 
 import fusion_advisor as fa
 from fusion_advisor.applying import Applier
-from fusion_advisor.errors import ReportError, UsageError
+from fusion_advisor.errors import FusionAdvisorError, ReportError, UsageError
 from fusion_advisor.records import Rung
 from fusion_advisor.serialize import dump_report, load_report
 
@@ -112,7 +112,7 @@ def test_a_wrong_kernel_that_slipped_through_is_found_on_the_recorded_run(
     _, _, advice = profiled
     finding = advice.report.findings[0]
     kernel, validation = advice.fuse(finding.id), advice.validate(finding.id)
-    monkeypatch.setattr("fusion_advisor.applying.load_function", lambda *_: lambda x: x * 0)
+    monkeypatch.setattr("fusion_advisor.applying.load_function", lambda *_: lambda x: x * 0.25)
     code = WrittenOut.forward.__code__
     outcome = Applier(advice._open_recording()).apply(
         advice.report, [(finding, kernel, validation)], where="function"
@@ -139,7 +139,9 @@ def test_what_is_slower_is_taken_back(
     assert torch.isfinite(model(x)).all()
 
 
-def test_report_survives_json(profiled: tuple[Block, torch.Tensor, fa.Advice], tmp_path: Path) -> None:
+def test_report_survives_json(
+    profiled: tuple[Block, torch.Tensor, fa.Advice], tmp_path: Path
+) -> None:
     _, _, advice = profiled
     text = dump_report(advice.report)
     assert load_report(text) == advice.report
@@ -147,7 +149,9 @@ def test_report_survives_json(profiled: tuple[Block, torch.Tensor, fa.Advice], t
     assert fa.load(path) == advice.report
 
 
-def test_bad_requests_are_ours(profiled: tuple[Block, torch.Tensor, fa.Advice], tmp_path: Path) -> None:
+def test_bad_requests_are_ours(
+    profiled: tuple[Block, torch.Tensor, fa.Advice], tmp_path: Path
+) -> None:
     model, x, advice = profiled
     with pytest.raises(UsageError, match="there is no finding 'F999'"):
         advice.fuse("F999")
@@ -157,8 +161,11 @@ def test_bad_requests_are_ours(profiled: tuple[Block, torch.Tensor, fa.Advice], 
         fa.profile(model, x)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="where must be one of"):
         advice.apply(where="everywhere")
+    with pytest.raises(FusionAdvisorError, match=r"\.html"):
+        advice.export(tmp_path / "report.pdf")
+    (tmp_path / "folder.html").mkdir()
     with pytest.raises(ReportError):
-        advice.export(tmp_path / "nowhere" / "report.html")
+        advice.export(tmp_path / "folder.html")
 
 
 def test_ids_are_never_reused() -> None:
