@@ -298,7 +298,7 @@ class Applier:
 
         if not problem(pieces):
             return list(pieces)
-        good = []
+        good: list[Piece] = []
         for piece in pieces:
             detail = problem([*good, piece])
             if detail:
