@@ -125,7 +125,10 @@ def pair_blockers(grouping: Grouping) -> tuple[Blocker, ...]:
         for info, node in zip(infos, nodes, strict=True)
     ]
     found: list[Blocker] = []
+    keeping = index.keeping
     for consumer, node in enumerate(nodes):
+        if consumer in keeping:
+            continue
         own = elementwise[consumer]
         number = owner.get(consumer)
         done: list[int] = []

@@ -35,6 +35,7 @@ class GraphIndex:
     infos: list[OpInfo | None]  # filled by legality.mark_members
     refusals: list[tuple[str, str] | None]  # why a node is not a member: code, message
     joinable: list[tuple[int, ...]]  # per member: members that make its inputs, latest first
+    keeping: frozenset[int]  # views and detaches that only keep a value for backward
 
     def producers_of(self, position: int) -> list[tuple[int, str]]:
         """(Producing position, value) of each input that a node of the run made."""
@@ -110,7 +111,41 @@ def build_index(graph: OpGraph) -> GraphIndex:
         infos=[None] * len(nodes),
         refusals=[None] * len(nodes),
         joinable=[()] * len(nodes),
+        keeping=_keeping(nodes, values, consumers, frozenset(graph.outputs)),
     )
+
+
+def _keeping(
+    nodes: Sequence[OpNode],
+    values: dict[str, TensorSpec],
+    consumers: dict[str, list[int]],
+    kept: frozenset[str],
+) -> frozenset[int]:
+    """Positions of the ops that only set a value aside for backward, as autograd's detach does.
+
+    Such an op changes metadata alone, and its results are read in backward or by others of its
+    kind, or are alive at the end for autograd alone.  A result that nobody is seen to read and
+    that autograd does not hold may have been read where no op shows it (``.numpy()``).
+    """
+    found: set[int] = set()
+    for i in range(len(nodes) - 1, -1, -1):
+        node = nodes[i]
+        if node.kind not in ("view", "metadata") or node.phase != "forward":
+            continue
+        if node.mutates or not node.outputs:
+            continue
+        for value in node.outputs:
+            users = consumers.get(value)
+            if value in kept:
+                break
+            if users is None:
+                if "saved" not in values[value].flags:
+                    break
+            elif not all(user in found or nodes[user].phase == "backward" for user in users):
+                break
+        else:
+            found.add(i)
+    return frozenset(found)
 
 
 def _storage(values: dict[str, TensorSpec], value: str, node: OpNode) -> int:

@@ -339,7 +339,7 @@ class Growth:
         forward = index.nodes[position].phase == "forward"
         return all(
             (index.infos[user] is not None and self.contexts[user] == own)
-            or (forward and index.nodes[user].phase == "backward")
+            or (forward and (index.nodes[user].phase == "backward" or user in index.keeping))
             for user in index.consumers.get(value, ())
         )
 

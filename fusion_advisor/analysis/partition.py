@@ -94,9 +94,11 @@ class Partition:
 
     def _use(self, users: list[int], inside: set[int], *, forward: bool) -> str:
         """Whether users outside need the value now, or only later, in backward."""
-        nodes = self.index.nodes
+        nodes, keeping = self.index.nodes, self.index.keeping
         only_backward = forward and all(
-            nodes[user].phase == "backward" for user in users if user not in inside
+            user in keeping or nodes[user].phase == "backward"
+            for user in users
+            if user not in inside
         )
         return "saved" if only_backward else "output"
 
@@ -156,7 +158,7 @@ class Partition:
                 return [piece.members[:k], piece.members[k:]]
             value = index.nodes[member].outputs[0]
             for user in index.consumers.get(value, ()):
-                if user not in inside:
+                if user not in inside and user not in index.keeping:
                     earliest_use = min(earliest_use, user)
                     break
             for value in index.nodes[member].inputs:

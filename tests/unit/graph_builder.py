@@ -93,7 +93,10 @@ class GraphBuilder:
         spec = self.values[source]
         strides = fields.pop("strides", contiguous(shape))
         offset = fields.pop("offset", spec.offset)
-        output = self.value(shape, spec.dtype, storage=spec.storage, strides=strides, offset=offset)
+        flags = fields.pop("flags", ())
+        output = self.value(
+            shape, spec.dtype, storage=spec.storage, strides=strides, offset=offset, flags=flags
+        )
         self._node(name, (source, *args), (output,), **fields)
         return output
 

@@ -109,7 +109,7 @@ def _shape_problems(graph: OpGraph, candidate: FusionCandidate) -> list[str]:
     for node in candidate.nodes:
         for value in nodes[node].outputs:
             outside = [n for n in graph.nodes if value in n.inputs and n.id not in candidate.nodes]
-            backward = [n for n in outside if n.phase == "backward"]
+            backward = [n for n in outside if n.phase == "backward" or _only_kept(graph, n)]
             forward = nodes[node].phase == "forward"
             needed = value in graph.outputs or (len(outside) > len(backward) * forward)
             if needed and value not in candidate.outputs:
@@ -118,6 +118,20 @@ def _shape_problems(graph: OpGraph, candidate: FusionCandidate) -> list[str]:
             if not needed and backward and forward and not listed:
                 found.append(f"{value} is saved for backward, but is not listed")
     return found
+
+
+def _only_kept(graph: OpGraph, node: OpNode) -> bool:
+    """Whether an op renames a value for autograd alone, whatever way its results take."""
+    if node.kind not in ("view", "metadata") or node.phase != "forward" or node.mutates:
+        return False
+    flags = {v.id: v.flags for v in graph.values}
+    for value in node.outputs:
+        readers = [n for n in graph.nodes if value in n.inputs]
+        if value in graph.outputs or not (readers or "saved" in flags[value]):
+            return False
+        if any(n.phase != "backward" and not _only_kept(graph, n) for n in readers):
+            return False
+    return bool(node.outputs)
 
 
 def _context_problems(graph: OpGraph, candidate: FusionCandidate) -> list[str]:

@@ -300,3 +300,29 @@ def test_empty_graph() -> None:
     graph = GraphBuilder().build()
     assert find_candidates(graph) == ()
     assert why_not(graph, ()) == ()
+
+
+def _tanh_saved_by_a_detach(*, saved: bool = True, read: bool = False, kept: bool = False):
+    b = GraphBuilder()
+    t = b.op("aten.tanh.default", b.input((4, 8)))
+    aside = b.view("aten.detach.default", t, (4, 8), flags=("saved",) if saved else ())
+    if read:
+        b.op("aten.sum.default", aside, shape=())
+    out = b.op("aten.mul.Tensor", t, t)
+    return b.build(out, *([aside] if kept else [])), t
+
+
+def test_a_value_that_autograd_alone_keeps_is_saved_not_written() -> None:
+    graph, t = _tanh_saved_by_a_detach()
+    (candidate,) = find_candidates(graph)
+    assert problems(graph, [candidate]) == []
+    assert candidate.saved == (t,) and t not in candidate.outputs
+    assert codes(graph) == {}
+
+
+@pytest.mark.parametrize("case", [{"saved": False}, {"read": True}, {"kept": True}])
+def test_a_detached_value_that_somebody_reads_is_written(case: dict[str, bool]) -> None:
+    graph, t = _tanh_saved_by_a_detach(**case)
+    (candidate,) = find_candidates(graph)
+    assert problems(graph, [candidate]) == []
+    assert t in candidate.outputs
