@@ -40,6 +40,16 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return equal | (torch.isnan(left) & torch.isnan(right))
 
 
+def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bytes, NaN payloads included."""
+    one, two = (
+        # as_strided: one element may have any stride, which no view as bytes accepts.
+        tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+        for tensor in (left, right)
+    )
+    return torch.equal(one, two)
+
+
 def ulp_distance(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """How many representable numbers apart, as float64; inf where only one is NaN.
 

@@ -13,7 +13,7 @@ import torch
 
 from fusion_advisor.errors import ValidationError
 from fusion_advisor.runtime import FusedFunction, FusionFallbackWarning, load_kernel
-from fusion_advisor.validation.compare import same_bits
+from fusion_advisor.validation.compare import same_bits, same_bytes
 from fusion_advisor.validation.inputs import Case
 from fusion_advisor.validation.session import PreparedCase, Session, Tally
 
@@ -100,7 +100,7 @@ def _check_call(
     if _global_state() != state:
         raise ValidationError(f"{case.name}: changed torch's random state or defaults")
     for number, (old, new) in enumerate(zip(before, case.tensors, strict=True)):
-        if not _unchanged(old, new):
+        if not same_bytes(old, new):
             raise ValidationError(f"{case.name}: changed its input {number}")
     for number, (one, two) in enumerate(zip(actual, prepared.expected, strict=True)):
         problem = _metadata_problem(one, two)

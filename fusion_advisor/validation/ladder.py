@@ -23,6 +23,7 @@ from fusion_advisor.records import (
 )
 from fusion_advisor.validation import benchmark, cuda_compiler, in_process, isolated, resources
 from fusion_advisor.validation.budgets import table_budget, ulp
+from fusion_advisor.validation.compare import same_bytes
 from fusion_advisor.validation.inputs import captured_case
 from fusion_advisor.validation.native_module import UnsupportedKernelError, translate
 from fusion_advisor.validation.program_check import check_kernel
@@ -418,7 +419,6 @@ def _after_timing(session: Session, wanted: bool) -> str:
     if case is not None:
         before = next(one.case for one in session.prepared if one.case.captured)
         for one, two in zip(case.tensors, before.tensors, strict=True):
-            if not torch.equal(one.contiguous().view(-1).view(torch.uint8),
-                               two.contiguous().view(-1).view(torch.uint8)):  # fmt: skip
+            if not same_bytes(one, two):
                 raise ValidationError("the captured inputs were changed")
     return f"{tally.cases} cases still right"

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from fusion_advisor.validation.compare import same_bytes
+
 # Relative to the largest magnitude of the output.  A kernel's own error is a few ULP; a matrix
 # product and a normalisation behind it can amplify that by the square root of their length, so
 # 2**10 ULP of the dtype is what honest rounding can reach in a deep model, and far below what a
@@ -84,10 +86,7 @@ def snapshot(result: Any) -> list[torch.Tensor]:
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
-    if left.numel() == 0:
-        return True
-    flat = left.contiguous().reshape(-1), right.contiguous().reshape(-1)
-    return torch.equal(flat[0].view(torch.uint8), flat[1].view(torch.uint8))
+    return same_bytes(left, right)
 
 
 def compare(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> Comparison:
