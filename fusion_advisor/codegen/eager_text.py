@@ -50,6 +50,14 @@ _TORCH = frozenset(
     atan2 hypot logaddexp logaddexp2
     """.split()
 )
+# In-place methods of a tensor that dispatch the overload their arguments say.
+_METHODS = frozenset(
+    """
+    add_ sub_ mul_ div_ pow_ neg_ abs_ exp_ log_ sqrt_ rsqrt_ tanh_ sigmoid_ relu_ sin_ cos_
+    clamp_ clamp_min_ clamp_max_ square_ reciprocal_ floor_ ceil_ round_ masked_fill_ addcmul_
+    addcdiv_ lerp_ erf_ copy_
+    """.split()
+)
 _FUNCTIONAL = frozenset(["silu", "gelu", "hardswish", "hardsigmoid", "mish"])
 _TORCH_OVERLOADS = {
     "aten.where.self": "torch.where",
@@ -91,6 +99,7 @@ class _Writer:
         self.nodes = [node for node in graph.nodes if node.id in members]
         self.specs: dict[str, TensorSpec] = {spec.id: spec for spec in graph.values}
         self.names = {str(p.value): p.name for p in program.inputs if p.kind == "tensor"}
+        self.operands = frozenset(self.names)
         self.scalars = {(p.node, p.position): p.name for p in program.inputs if p.kind == "scalar"}
         self.namer = Namer()
         for operand in program.inputs:
@@ -139,10 +148,23 @@ class _Writer:
             if argument is not None and not self._is_own_device(node, argument):
                 kwargs.append((ops_identifier(key), self.argument(node, argument, position)))
             position += ops.flat_length(argument)
-        text = _expression(ops.functional_name(node.op), args, kwargs, self._casts(node))
-        if ops.is_inplace(node.op) and self._changes_dtype(node):
-            return f"({text}).to(torch.{ops_identifier(self.specs[node.outputs[0]].dtype)})"
-        return text
+        if ops.is_inplace(node.op):
+            return self._written(node, args, kwargs)
+        return _expression(ops.functional_name(node.op), args, kwargs, self._casts(node))
+
+    def _written(self, node: OpNode, args: list[str], kwargs: list[tuple[str, str]]) -> str:
+        """An op that writes in place: for other dtypes too the written tensor keeps its own.
+
+        What the group itself made is written; an operand belongs to the caller, and is copied.
+        """
+        first = node.args[0]
+        if isinstance(first, ValueRef) and first.value in self.operands:
+            args = [f"{args[0]}.clone()", *args[1:]]
+        base = node.op.split(".")[1]
+        everything = ", ".join([*args[1:], *(f"{key}={text}" for key, text in kwargs)])
+        if base in _METHODS:
+            return f"{args[0]}.{base}({everything})"
+        return f"torch.ops.{node.op}({', '.join(part for part in (args[0], everything) if part)})"
 
     def _is_own_device(self, node: OpNode, argument: Argument) -> bool:
         """Whether an argument names the device that the op's tensors are on anyway."""
@@ -156,14 +178,6 @@ class _Writer:
         if not isinstance(first, ValueRef):
             return False
         return self.specs[first.value].dtype != self.specs[node.outputs[0]].dtype
-
-    def _changes_dtype(self, node: OpNode) -> bool:
-        """Whether an in-place op wrote a result that promotion makes wider."""
-        dtypes = {self.specs[v].dtype for v in node.inputs if v in self.specs}
-        return len(dtypes) > 1 or (
-            any(isinstance(a, float) for a in node.args)
-            and not any("float" in dtype for dtype in dtypes)
-        )
 
 
 def ops_identifier(name: str) -> str:
