@@ -7,10 +7,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusion_advisor.applying import Applied, Applier
-from fusion_advisor.errors import UsageError
+from fusion_advisor.applying import WHERE, Applied, Applier
+from fusion_advisor.errors import CodegenError, UnsupportedOpError, UsageError
 from fusion_advisor.fixes import reapply_cell
-from fusion_advisor.kernels import finding_of, generate_kernel, source_text, validate_kernel
+from fusion_advisor.kernels import (
+    advice_only,
+    finding_of,
+    generate_kernel,
+    source_text,
+    validate_kernel,
+)
 from fusion_advisor.recorder import Recording
 from fusion_advisor.records import (
     AppliedFix,
@@ -90,6 +96,9 @@ class Advice:
     def fuse(self, finding_id: str, target: str | None = None) -> KernelSource:
         """Generate the fused kernel of a finding; its ``text`` is a complete module."""
         finding = self.finding(finding_id)
+        reason = advice_only(finding)
+        if reason:
+            raise UsageError(f"{reason}: {finding.message}")
         targets = self._targets if target is None else _parse_target(target)
         known = dict(self.report.kernels).get(finding.id)
         if known is not None and target is None:
@@ -121,7 +130,7 @@ class Advice:
             store=self._open_recording().store,
             targets=self._targets,
             measure=measure,
-            predicted_us=finding.estimate.time_after_mid_us / len(finding.occurrences),
+            predicted_us=self._predicted_us(finding),
             progress=self._by_rung(finding.id),
         )
         self._keep(validations=_with(self.report.validations, finding.id, result))
@@ -138,16 +147,25 @@ class Advice:
         recorded run and, where the call can be repeated, on the call itself.  What is wrong or
         slower is taken back.  ``where``: ``"function"`` (default: the code of the function that
         holds the chain), ``"module"`` (only the recorded model's own modules), or ``"file"``
-        (edit your own source file).
+        (edit your own source file).  A finding that no kernel can be made of is left out, with the
+        reason.
         """
         self._open_recording()  # a closed advice has nothing to validate against
-        chosen = [self.finding(one) for one in _ids(finding_id, self.report)]
-        pieces = []
-        for position, finding in enumerate(chosen):
-            self._say(f"validating {finding.id}", position / max(len(chosen), 1))
-            pieces.append((finding, self.fuse(finding.id), self.validate(finding.id)))
+        where = where or "function"
+        if where not in WHERE:
+            raise UsageError(f"where must be one of {', '.join(WHERE)}, not {where!r}")
+        chosen = {one.id: one for one in map(self.finding, _ids(finding_id, self.report))}
+        pieces, left_out = [], {}
+        for position, finding in enumerate(chosen.values()):
+            self._say(f"validating {finding.id}", position / len(chosen))
+            reason = self._no_kernel(finding)
+            if reason:
+                left_out[finding.id] = _left_out(finding, where, reason)
+            else:
+                pieces.append((finding, self.fuse(finding.id), self.validate(finding.id)))
         self._say("checking the whole call", 0.95)
-        outcome = self._applier.apply(self.report, pieces, where=where or "function")
+        done = {fix.finding: fix for fix in self._applier.apply(self.report, pieces, where=where)}
+        outcome = [(left_out | done)[finding] for finding in chosen]
         self._keep(applied=(*self.report.applied, *outcome))
         self._say("done", 1.0)
         return Applied(outcome)
@@ -187,11 +205,14 @@ class Advice:
         For code in installed packages, which are never edited.  Findings that cannot be in it
         are left out, and noted in the report.
         """
+        reasons = {finding.id: self._no_kernel(finding) for finding in self.report.findings}
         pieces = [
             (finding, self.fuse(finding.id), self.validate(finding.id))
             for finding in self.report.findings
+            if not reasons[finding.id]
         ]
         text, left_out = self._applier.module_text(self.report, pieces)
+        left_out += [f"{finding}: {reason}" for finding, reason in reasons.items() if reason]
         self._keep(notes=(*self.report.notes, *(f"not exported, {one}" for one in left_out)))
         return write_atomic(path, text)
 
@@ -212,10 +233,31 @@ class Advice:
         return export_report(self.report, path)
 
     def close(self) -> None:
-        """Release the tensors held for validation; applied kernels stay in place."""
+        """Release the tensors held for validation, and the call that was profiled with its model.
+
+        Applied kernels stay in place, and ``undo`` still takes them out.
+        """
         if self._recording is not None:
             self._recording.store.close()
+            self._recording.result = None
             self._recording = None
+            self._applier.rerun = None
+
+    def _no_kernel(self, finding: Finding) -> str:
+        """Why no kernel can be made of a finding, or an empty string once there is one."""
+        reason = advice_only(finding)
+        if not reason:
+            try:
+                self.fuse(finding.id)
+            except (UnsupportedOpError, CodegenError) as error:
+                reason = str(error)
+        return reason
+
+    def _predicted_us(self, finding: Finding) -> float:
+        """Time of one call of the fused kernel on this machine; 0 where it was not estimated."""
+        if self.report.device is not None:
+            return 0.0
+        return finding.estimate.time_after_mid_us / len(finding.occurrences)
 
     def _open_recording(self) -> Recording:
         if self._recording is None:
@@ -255,6 +297,18 @@ def _ids(wanted: str | Iterable[str] | None, report: Report) -> list[str]:
     if wanted is None:
         return [finding.id for finding in report.findings]
     return [wanted] if isinstance(wanted, str) else list(wanted)
+
+
+def _left_out(finding: Finding, where: str, reason: str) -> AppliedFix:
+    return AppliedFix(
+        finding=finding.id,
+        where=where,
+        places=(),
+        before_us=0.0,
+        after_us=0.0,
+        undone=True,
+        reason=f"not applied: {reason}",
+    )
 
 
 def _with(pairs: tuple[tuple[str, Any], ...], key: str, value: Any) -> tuple[tuple[str, Any], ...]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fusion_advisor.advice import Advice
-from fusion_advisor.analysis import Analysis, analyze
+from fusion_advisor.analysis import Analysis, AnalysisOptions, analyze
 from fusion_advisor.devices import find_device
 from fusion_advisor.errors import CaptureError, UsageError
 from fusion_advisor.recorder import (
@@ -26,9 +26,10 @@ from fusion_advisor.recorder import (
     replay,
     timing,
 )
-from fusion_advisor.records import Capture, Ceilings, Report, Target
+from fusion_advisor.records import Capture, Ceilings, OpGraph, Report, Target
 from fusion_advisor.serialize import load_report
 from fusion_advisor.validation import measure_ceilings
+from fusion_advisor.validation.whole_call import only_data
 
 Progress = Callable[[str, float], None]
 
@@ -44,8 +45,8 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
 class ProfileOptions:
     """What a person may ask of one profile.
 
-    ``device`` names a device that is not here (``"h100"``): times are then estimates from its
-    table entry.  ``target`` is ``cpu``, ``cuda`` or ``both``; by default both kernels are
+    ``device`` names a device that is not here (``"h100"``): what fusing saves is then estimated
+    from its table entry.  ``target`` is ``cpu``, ``cuda`` or ``both``; by default both kernels are
     generated.  ``steps`` and ``max_ops`` bound what is recorded in a loop.
     """
 
@@ -64,10 +65,19 @@ class ProfileOptions:
         """Raise ``UsageError`` for a value that makes no sense."""
         if self.target not in TARGETS:
             raise UsageError(f"target must be one of {', '.join(TARGETS)}, not {self.target!r}")
-        if self.steps < 1 or self.max_ops < 1:
-            raise UsageError("steps and max_ops must be at least 1")
-        if self.device is not None:
-            find_device(self.device)
+        for name in ("steps", "max_ops"):
+            number = getattr(self, name)
+            if not isinstance(number, int) or number < 1:
+                raise UsageError(f"{name} must be a whole number of at least 1, not {number!r}")
+        if self.device is not None and not isinstance(self.device, str):
+            raise UsageError(f"device is a name such as 'h100', not {self.device!r}")
+        if self.progress is not None and not callable(self.progress):
+            raise UsageError("progress must be callable: progress(stage, fraction)")
+        self.elsewhere()
+
+    def elsewhere(self) -> Ceilings | None:
+        """The ceilings of ``device``, which is not here; ``UsageError`` for an unknown one."""
+        return None if self.device is None else find_device(self.device)
 
     def say(self, stage: str, fraction: float) -> None:
         """Report progress, if anyone listens."""
@@ -123,12 +133,16 @@ def profile(
         refresh_ceilings=refresh_ceilings,
         progress=progress,
     )
+    if kwargs is not None and not (
+        isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
+    ):
+        raise UsageError("kwargs must map argument names to values: kwargs={'mask': mask}")
     keywords = dict(kwargs or {})
 
     def call() -> Any:
         return model(*args, **keywords)
 
-    return _advise_on(call, options, rerun=call)
+    return _advise_on(call, options, rerun=call if only_data((args, keywords)) else None)
 
 
 def profile_code(
@@ -179,10 +193,13 @@ class Run:
     """What ``with capture() as run`` binds; ``advice`` is there after the block."""
 
     _advice: Advice | None = field(default=None)
+    _failed: str = ""
 
     @property
     def advice(self) -> Advice:
         """The advice on the block; ``CaptureError`` while it is still running or if it failed."""
+        if self._failed:
+            raise CaptureError(f"there is no advice: {self._failed}")
         if self._advice is None:
             raise CaptureError("the block has not ended: advice is there after the with statement")
         return self._advice
@@ -220,9 +237,13 @@ def capture(
     )
     run = Run()
     recorder = Recorder(options.capture_options())
-    with recorder:
-        yield run
-    run._advice = advise(recorder.finish(), options, rerun=None)
+    try:
+        with recorder:
+            yield run
+        run._advice = advise(recorder.finish(), options, rerun=None)
+    except BaseException as error:
+        run._failed = f"the block ended with {type(error).__name__}: {error}".rstrip(": ")
+        raise
 
 
 def advise(
@@ -230,16 +251,24 @@ def advise(
 ) -> Advice:
     """Prove, measure and analyse a recording."""
     graph, store = recording.graph, recording.store
+    notes = recording.notes
+    if rerun is not None and recording.side_effects:
+        rerun = None
+        notes += (
+            f"the call is not repeated to check kernels, because {recording.side_effects}; the "
+            "recorded program stands in for it",
+        )
+    device = _device_of(graph)
     options.say("proving the recording by replay", 0.2)
     proof = replay.prove(graph, store, isolated=options.isolated)
     options.say("timing a warmed replay", 0.4)
     measured = timing.measure(graph, store)
     options.say("measuring this device's ceilings", 0.7)
-    ceilings = _ceilings(recording, options)
+    ceilings = measure_ceilings(device=device, refresh=options.refresh_ceilings)
     recorded = Capture(
         title=options.title,
         graph=graph,
-        times=() if options.device else measured.times,
+        times=measured.times,
         wall_us=measured.wall_us,
         wall_spread_us=measured.wall_spread_us,
         environment=environment(),
@@ -248,10 +277,10 @@ def advise(
         with_backward=options.backward,
         loss=recording.loss,
         truncated=recording.truncated,
-        notes=recording.notes,
+        notes=notes,
     )
     options.say("analysing", 0.9)
-    report = report_on(recorded)
+    report = report_on(recorded, device=options.elsewhere(), fused=recording.fused)
     options.say("done", 1.0)
     return Advice(
         report,
@@ -262,23 +291,60 @@ def advise(
     )
 
 
-def _ceilings(recording: Recording, options: ProfileOptions) -> Ceilings:
-    if options.device is not None:
-        return find_device(options.device)
-    device = next((node.device for node in recording.graph.nodes if node.device != "cpu"), "cpu")
-    return measure_ceilings(device=device, refresh=options.refresh_ceilings)
+def _device_of(graph: OpGraph) -> str:
+    """The device to time: a GPU where one was used, else the CPU."""
+    used = dict.fromkeys(node.device for node in graph.nodes)
+    for name in used:
+        if name.startswith("cuda"):
+            return name
+    if "cpu" in used:
+        return "cpu"
+    if "meta" in used:
+        raise CaptureError(
+            "the code ran on meta tensors, which hold no data: profile it with real tensors, "
+            "for example model.to_empty(device='cpu') and torch.randn(...)"
+        )
+    raise CaptureError(
+        f"the code ran on {', '.join(used)}: only the CPU and CUDA devices are profiled, so move "
+        "model and inputs to one of them"
+    )
 
 
-def report_on(recorded: Capture) -> Report:
-    """Analyse a capture into a report without kernels; finding ids go on from the last one."""
+def report_on(
+    recorded: Capture, *, device: Ceilings | None = None, fused: frozenset[str] = frozenset()
+) -> Report:
+    """Analyse a capture into a report without kernels; finding ids go on from the last one.
+
+    ``device`` are the ceilings of a device that is not here, which times are estimated for.
+    ``fused`` are the nodes of kernels that are in place, which no finding is made of.
+    """
     first = next(_finding_numbers)
-    found = analyze(recorded, first_id=first)
+    found = analyze(recorded, first_id=first, options=AnalysisOptions(device=device))
     for _ in range(len(found.findings) - 1):
         next(_finding_numbers)
-    return _report(recorded, found)
+    return _report(recorded, _without_fused(found, fused), device)
 
 
-def _report(recorded: Capture, found: Analysis) -> Report:
+def _without_fused(found: Analysis, fused: frozenset[str]) -> Analysis:
+    """The analysis without findings in the eager chains of kernels that are in place."""
+    if not fused:
+        return found
+    findings = tuple(
+        finding
+        for finding in found.findings
+        if not all(fused.issuperset(one.nodes) for one in finding.occurrences)
+    )
+    nothing = found.nothing
+    if found.findings and not findings:
+        nothing = "what is worth fusing is in place already; take it out to profile without it"
+    note = (
+        f"{len(fused)} ops belong to fused kernels that are in place; a recording needs them one "
+        "by one, so the times here are those without these kernels"
+    )
+    return replace(found, findings=findings, nothing=nothing, notes=(*found.notes, note))
+
+
+def _report(recorded: Capture, found: Analysis, device: Ceilings | None) -> Report:
     return Report(
         capture=recorded,
         candidates=found.candidates,
@@ -289,8 +355,10 @@ def _report(recorded: Capture, found: Analysis) -> Report:
         bounds=found.bounds,
         bytes_before=found.bytes_before,
         bytes_after=found.bytes_after,
+        wall_us=found.wall_us,
+        device=device,
         nothing=found.nothing,
-        notes=recorded.notes,
+        notes=(*recorded.notes, *found.notes),
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -72,8 +73,13 @@ class Applier:
     recording: Recording
     rerun: Callable[[], Any] | None = None
     stack: ChangeStack = field(default_factory=ChangeStack)
-    in_place: dict[str, Piece] = field(default_factory=dict)
+    loaded: dict[str, Piece] = field(default_factory=dict)  # by finding, once applied
     functions: dict[str, FunctionType] = field(default_factory=dict)
+
+    @property
+    def in_place(self) -> dict[str, Piece]:
+        """What is in place now."""
+        return {finding: self.loaded[finding] for finding in self.stack.findings()}
 
     # -- planning --------------------------------------------------------------------------
 
@@ -133,15 +139,14 @@ class Applier:
             if not outcomes[finding.id].reason:
                 pieces.append(self._load(finding, kernel, validation))
         pieces = self._checked_on_recording(report, pieces, outcomes)
-        with ExitStack() as stack:
-            attempt = stack.enter_context(self.stack.trial())
+        with self.stack.trial() as attempt:
             pieces = self._put_in(report, pieces, attempt, where, outcomes)
             self._check_calls(pieces, attempt, outcomes)
-            self.stack.keep(attempt)
-        for piece in pieces:
-            if not outcomes[piece.finding.id].reason:
+            kept = {one.finding.id: one for one in pieces if not outcomes[one.finding.id].reason}
+            for piece in kept.values():
                 piece.fused.reset_stats()  # what is counted from here on are the person's calls
-                self.in_place[piece.finding.id] = piece
+            self.loaded |= kept
+            self.stack.keep(attempt)
         return [
             AppliedFix(
                 finding=finding.id,
@@ -183,41 +188,41 @@ class Applier:
     ) -> list[Piece]:
         kept = []
         for piece in pieces:
+            changes: list[Change] = []
             try:
-                changes = self._changes(report, piece, where)
+                for make in self._changes(report, piece, where):
+                    changes.append(attempt.make(piece.finding.id, make))
             except FixError as error:
+                attempt.undo(piece.finding.id)
                 outcomes[piece.finding.id].reason = f"not applied: {error}"
                 continue
-            for change in changes:
-                attempt.push(piece.finding.id, change)
             outcomes[piece.finding.id].places = tuple(
                 dict.fromkeys(place for change in changes for place in change.places)
             )
             kept.append(piece)
         return kept
 
-    def _changes(self, report: Report, piece: Piece, where: str) -> list[Change]:
+    def _changes(self, report: Report, piece: Piece, where: str) -> Iterator[Callable[[], Change]]:
+        """What makes each change of a finding, one after the other."""
         graph, kernel, finding = report.capture.graph, piece.kernel, piece.finding
         if where == "file":
             fix = self.plan(report, finding, kernel, source_text(finding.span))
-            return [apply_file(fix)]
-        name = global_name(kernel)
+            yield partial(apply_file, fix)
+            return
+        names = {global_name(kernel): piece.fused}
         if where == "function":
-            return [
-                apply_function(one.function, one.fix, {name: piece.fused})
-                for one in self.function_fixes(report, finding, kernel)
-            ]
+            for one in self.function_fixes(report, finding, kernel):
+                yield partial(apply_function, one.function, one.fix, names)
+            return
         nodes = {node.id: node for node in graph.nodes}
         fixes = {one.function: one.fix for one in self.function_fixes(report, finding, kernel)}
-        changes: dict[int, Change] = {}
+        done: set[int] = set()
         for candidate in finding.occurrences:
             function = self._function(report, candidate)
             holder = self._holder(function, nodes[candidate.nodes[-1]])
-            if id(holder) not in changes:
-                changes[id(holder)] = apply_module(
-                    holder, function, fixes[function], {name: piece.fused}
-                )
-        return list(changes.values())
+            if id(holder) not in done:
+                done.add(id(holder))
+                yield partial(apply_module, holder, function, fixes[function], names)
 
     def function_fixes(
         self, report: Report, finding: Finding, kernel: KernelSource
@@ -319,7 +324,6 @@ class Applier:
         modules = [
             module for module in map(self.recording.module, self.recording.modules) if module
         ]
-        roots = modules[:1]
         waiting = sorted(pieces, key=lambda one: one.finding.estimate.saved_mid_us)
         switches = [piece.fused for piece in pieces]
 
@@ -331,44 +335,60 @@ class Applier:
                 for fused in switches:
                     forced.enter_context(fused.forced_eager())
 
-        with forced, whole_call.preserved_state(roots):
+        with forced:  # an interrupt must not leave a kernel forced to run eager
             switch(False)
-            expected = whole_call.snapshot(rerun())
-        while True:
-            active = [piece for piece in waiting if not outcomes[piece.finding.id].reason]
-            if not active:
-                return
-            with whole_call.preserved_state(roots):
-                switch(True)
-                result = whole_call.compare(expected, whole_call.snapshot(rerun()))
-            if not result.equal:
-                _take_back(
-                    active[0], attempt, outcomes, f"the call gave other values: {result.detail}"
-                )
-                continue
-            with whole_call.preserved_state(roots):
-                times = whole_call.time_interleaved(rerun, switch)
-            for piece in active:
-                outcomes[piece.finding.id].before_us = times.before_us
-                outcomes[piece.finding.id].after_us = times.after_us
-            noise = max(
-                (times.before_spread_us + times.after_spread_us) / 2,
-                SLOWER_TOLERANCE * times.before_us,
-            )
-            if times.after_us <= times.before_us + noise:
-                return
-            change = f"{times.before_us / 1e3:.2f} → {times.after_us / 1e3:.2f} ms"
-            _take_back(active[0], attempt, outcomes, f"the call got slower ({change})")
+            with whole_call.preserved_state(modules):
+                try:
+                    expected = whole_call.snapshot(rerun())
+                except Exception:
+                    # It ran once and does not run again: used-up iterators, changed globals.
+                    return  # the recorded run, checked above, stands in
+            while True:
+                active = [piece for piece in waiting if not outcomes[piece.finding.id].reason]
+                if not active:
+                    return
+                problem = self._problem_of_call(expected, switch, modules, active, outcomes)
+                if not problem:
+                    return
+                _take_back(active[0], attempt, outcomes, problem)
+
+    def _problem_of_call(
+        self,
+        expected: Sequence[Any],
+        switch: Callable[[bool], None],
+        modules: Sequence[Any],
+        active: Sequence[Piece],
+        outcomes: Mapping[str, _Outcome],
+    ) -> str:
+        """What is wrong with the call as it is now, its times noted; empty if nothing."""
+        assert self.rerun is not None  # the caller has looked
+        with whole_call.preserved_state(modules):
+            switch(True)
+            try:
+                got = whole_call.snapshot(self.rerun())
+            except Exception as error:
+                return f"the call raised {type(error).__name__}: {error}"
+            result = whole_call.compare(expected, got)
+        if not result.equal:
+            return f"the call gave other values: {result.detail}"
+        with whole_call.preserved_state(modules):
+            times = whole_call.time_interleaved(self.rerun, switch)
+        for piece in active:
+            outcomes[piece.finding.id].before_us = times.before_us
+            outcomes[piece.finding.id].after_us = times.after_us
+        noise = max(
+            (times.before_spread_us + times.after_spread_us) / 2,
+            SLOWER_TOLERANCE * times.before_us,
+        )
+        if times.after_us <= times.before_us + noise:
+            return ""
+        return f"the call got slower ({times.before_us / 1e3:.2f} → {times.after_us / 1e3:.2f} ms)"
 
     # -- the way back ----------------------------------------------------------------------
 
     def undo(self, finding_id: str | None) -> list[str]:
         """Take one finding's kernels out, or all."""
-        places = self.stack.undo(finding_id)
-        for known in list(self.in_place):
-            if finding_id is None or known == finding_id:
-                self.in_place.pop(known)
-        return list(places)
+        return list(self.stack.undo(finding_id))
 
     def statistics(self) -> dict[str, list[tuple[str, int, Mapping[str, int]]]]:
         """Calls of each kernel in place: name, fused calls, fallbacks by reason."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fusion_advisor.codegen import generate, lower
-from fusion_advisor.errors import UsageError
+from fusion_advisor.errors import CaptureError, UsageError
 from fusion_advisor.fixes import runtime_scalars
 from fusion_advisor.ops import functional_name
 from fusion_advisor.recorder import TensorStore, replay
@@ -48,6 +48,13 @@ def finding_of(report: Report, finding_id: str) -> Finding:
             return finding
     known = ", ".join(finding.id for finding in report.findings) or "none"
     raise UsageError(f"there is no finding {finding_id!r} here (there are: {known})")
+
+
+def advice_only(finding: Finding) -> str:
+    """Why no kernel is made of a finding; empty for those that a kernel serves."""
+    if finding.safety != "display-only":
+        return ""
+    return f"{finding.id} is advice without a kernel ({finding.rule}: {finding.title})"
 
 
 def kernel_name(graph: OpGraph, candidate: FusionCandidate) -> str:
@@ -119,4 +126,7 @@ def captured_inputs(
     if store is None or capture.proof.status != "passed":
         return None
     wanted = tuple(operand.value for operand in candidate.inputs)
-    return replay.materialize(capture.graph, store, wanted)
+    try:
+        return replay.materialize(capture.graph, store, wanted)
+    except CaptureError:  # inputs above the byte cap, or parameters trained on since
+        return None

@@ -546,6 +546,8 @@ class Report:
     bounds: tuple[tuple[str, Bound], ...] = ()  # node id, class
     bytes_before: int = 0
     bytes_after: int = 0
+    wall_us: float = 0.0  # what shares refer to: the measured run, or its estimate for `device`
+    device: Ceilings | None = None  # the device that is not here, which times are estimated for
     nothing: str = ""  # why nothing is worth fusing, when findings is empty
     kernels: tuple[tuple[str, KernelSource], ...] = ()  # by finding id
     validations: tuple[tuple[str, ValidationResult], ...] = ()

@@ -171,7 +171,9 @@ def _explained(
 def _notes(capture: Capture, options: AnalysisOptions) -> tuple[str, ...]:
     if options.device is not None:
         return (
-            f"times are estimated for {options.device.name} from the device table, not measured",
+            f"savings and shares are estimated for {options.device.name}, which is not in this "
+            "machine, from its data sheet; times of ops, and what applying reports, are measured "
+            "here",
         )
     if capture.ceilings is None:
         return ("no ceilings were measured on this machine; assumed ones stand in",)

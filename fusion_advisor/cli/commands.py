@@ -285,8 +285,11 @@ def _kernel(parsed: argparse.Namespace) -> int:
     if finding is None:
         known = ", ".join(one.id for one in report.findings) or "none"
         raise UsageError(f"{parsed.file} has no finding {parsed.finding!r} (there are: {known})")
-    from fusion_advisor.kernels import generate_kernel
+    from fusion_advisor.kernels import advice_only, generate_kernel
 
+    reason = advice_only(finding)
+    if reason:
+        raise UsageError(f"{reason}: {finding.message}")
     targets: tuple[Target, ...] = ("cpu", "cuda") if parsed.target == "both" else (parsed.target,)
     stored = dict(report.kernels).get(finding.id)
     if stored is not None and _has_targets(stored, targets):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fusion_advisor.errors import FixError
+from fusion_advisor.fixes.interrupts import uninterrupted
 from fusion_advisor.fixes.live_code import (
     check_source,
     edited_code,
@@ -76,7 +77,7 @@ class FunctionChange:
 
     def undo(self) -> None:
         """Restore the code object the function would have without this fix."""
-        with _lock:
+        with _lock, uninterrupted():
             if self._undone:
                 return
             fixes = {key: fix for key, fix in self._entry.fixes.items() if key != self._serial}
@@ -109,7 +110,7 @@ def apply_function(
             "this fix cannot be applied: " + "; ".join(one.message for one in fix.blockers)
         )
     namespace = with_helpers(fix, namespace)
-    with _lock:
+    with _lock, uninterrupted():
         entry = _entry_of(function)
         if entry is None:
             code = function.__code__

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fusion_advisor.errors import FixError
+from fusion_advisor.fixes.interrupts import uninterrupted
 from fusion_advisor.fixes.live_code import check_source, edited_code, source_of
 from fusion_advisor.fixes.live_function import (
     check_globals,
@@ -68,7 +69,7 @@ class ModuleChange:
 
     def undo(self) -> None:
         """Give the module the class it would have without this fix."""
-        with _lock:
+        with _lock, uninterrupted():
             if self._undone:
                 return
             module = self._module()
@@ -98,7 +99,7 @@ def apply_module(
             "this fix cannot be applied: " + "; ".join(one.message for one in fix.blockers)
         )
     namespace = with_helpers(fix, namespace)
-    with _lock:
+    with _lock, uninterrupted():
         state = _state_of(module)
         _check_class(module, state.original)
         attribute = _attribute(state.original, function)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusion_advisor.errors import FixError
+from fusion_advisor.fixes.interrupts import uninterrupted
 from fusion_advisor.fixes.text_edits import apply_edits, edited_text, split_lines, text_hash
 from fusion_advisor.records import Fix, TextEdit
 
@@ -35,8 +36,9 @@ class FileChange:
                 f"{self._path} was edited after the fix, so it is left as it is: take the fix out "
                 "by hand or with your version control"
             )
-        _write(self._path, self._before)
-        self._undone = True
+        with uninterrupted():
+            _write(self._path, self._before)
+            self._undone = True
 
 
 def apply_file(fix: Fix) -> FileChange:
@@ -53,7 +55,8 @@ def apply_file(fix: Fix) -> FileChange:
     before = _read(path)
     text, encoding = _decode(path, before)
     after = _edited(fix, text).encode(encoding)
-    _write(path, after)
+    with uninterrupted():
+        _write(path, after)
     return FileChange((str(path),), path, before, after)
 
 

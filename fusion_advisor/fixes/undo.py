@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from fusion_advisor.errors import FixError
+from fusion_advisor.fixes.interrupts import uninterrupted
 
 
 class Change(Protocol):
@@ -30,6 +31,13 @@ class ChangeStack:
     def push(self, finding: str, change: Change) -> None:
         self.entries.append((finding, change))
 
+    def make(self, finding: str, change: Callable[[], Change]) -> Change:
+        """Make a change and push it, with no interrupt in between."""
+        with uninterrupted():
+            made = change()
+            self.push(finding, made)
+        return made
+
     def findings(self) -> tuple[str, ...]:
         """The findings that are in place, in the order they were applied."""
         return tuple(dict.fromkeys(finding for finding, _ in self.entries))
@@ -48,6 +56,10 @@ class ChangeStack:
         Returns the places put back.  Every change is tried; ``FixError`` names those that could
         not be taken back, which stay on the stack.
         """
+        with uninterrupted():
+            return self._undo(finding)
+
+    def _undo(self, finding: str | None) -> tuple[str, ...]:
         chosen = [entry for entry in self.entries if finding is None or entry[0] == finding]
         places: list[str] = []
         failed: list[str] = []
@@ -78,5 +90,6 @@ class ChangeStack:
 
     def keep(self, attempt: ChangeStack) -> None:
         """Move a trial's changes to this stack, so that leaving the trial keeps them."""
-        self.entries += attempt.entries
-        attempt.entries = []
+        with uninterrupted():
+            self.entries += attempt.entries
+            attempt.entries = []

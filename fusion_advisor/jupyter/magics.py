@@ -39,6 +39,7 @@ from fusion_advisor.report.view import applied_sentence
 
 if TYPE_CHECKING:
     from fusion_advisor.advice import Advice
+    from fusion_advisor.records import Report
 
 MAGICS = ("fuse_profile", "fuse_show", "fuse_apply", "fuse_undo", "fuse_export")
 NESTED_MESSAGE = "%fuse_profile: this code is already being profiled; the outer report covers it"
@@ -265,11 +266,12 @@ class FuseMagics(Magics):
                 self._display(self._latest(), {})
                 return
             for advice, finding_id in self._chosen(words):
-                with self._following():
-                    target = options.get("target")
-                    advice.fuse(finding_id, str(target) if target else None)
-                    if not options.get("no_validate"):
-                        advice.validate(finding_id)
+                if _has_kernel(advice.report, finding_id):
+                    with self._following():
+                        target = options.get("target")
+                        advice.fuse(finding_id, str(target) if target else None)
+                        if not options.get("no_validate"):
+                            advice.validate(finding_id)
                 data = {"text/plain": render_finding(advice.report, finding_id)}
                 if self._in_kernel:
                     data["text/html"] = finding_html(advice.report, finding_id)
@@ -441,6 +443,13 @@ def one_line_errors(body: Body | None = None) -> Iterator[None]:
             text = f"{type(error).__name__}: {error}"
             error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]
         raise
+
+
+def _has_kernel(report: Report, finding_id: str) -> bool:
+    """False for advice that no kernel serves: it is shown as it is."""
+    return any(
+        finding.id == finding_id and finding.safety != "display-only" for finding in report.findings
+    )
 
 
 def _by_advice(chosen: list[tuple[Advice, str]]) -> list[tuple[Advice, list[str]]]:

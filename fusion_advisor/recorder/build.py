@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fusion_advisor.recorder import source
 from fusion_advisor.recorder.recording import Recording
+from fusion_advisor.recorder.values import storage_id
 from fusion_advisor.records import OpGraph, OpNode, SourceSpan
 
 if TYPE_CHECKING:
@@ -86,9 +89,33 @@ def build_recording(recorder: Recorder) -> Recording:
         notes=tuple(recorder.notes),
         modules=recorder.context.modules,
         codes=codes,
+        side_effects=_side_effects(recorder, nodes),
+        fused=frozenset(nodes[index].id for ops in recorder.fused_ranges for index in ops),
         wall_us=recorder.wall_us,
         with_backward=any(node.phase == "backward" for node in nodes),
     )
+
+
+def _side_effects(recorder: Recorder, nodes: Sequence[OpNode]) -> str:
+    """What another run would do a second time to the person's own things, in words."""
+    if recorder.truncated:
+        return "it was not recorded to its end"
+    if any(node.phase == "optimizer" for node in nodes):
+        return "it runs an optimizer step"
+    if not recorder.options.backward and any(node.phase == "backward" for node in nodes):
+        return "it runs a backward pass, which adds to gradients"
+    modules = (reference() for reference in recorder.context.modules.values())
+    buffers = {
+        storage_id(buffer)
+        for module in modules
+        if module is not None
+        for buffer in module._buffers.values()
+        if buffer is not None and buffer.layout is torch.strided and not buffer.is_nested
+    }
+    for storage in recorder.table.storages.values():
+        if storage.external and storage.version and storage.values[0].view[0] not in buffers:
+            return "it writes tensors in place that were there before it"
+    return ""
 
 
 def _build_nodes(

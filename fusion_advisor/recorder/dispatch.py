@@ -11,7 +11,8 @@ import inspect
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
@@ -85,6 +86,7 @@ class Recorder(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
+    records_fused_calls = True  # what the runtime looks for: it calls ``fused_call``
     _active = threading.local()
 
     def __init__(self, options: CaptureOptions | None = None) -> None:
@@ -111,6 +113,7 @@ class Recorder(TorchDispatchMode):
         self._symbols: dict[Any, Symbol] = {}
         self._subclasses: dict[type, str] = {}
         self._fake_ops = 0
+        self.fused_ranges: list[range] = []  # of the ops that stand for a kernel in place
         self._inputs: list[Value] = []
         self._started = 0.0
         self._restore_collector: Callable[[], None] = lambda: None
@@ -170,6 +173,13 @@ class Recorder(TorchDispatchMode):
         if getattr(Recorder._active, "recorder", None) is self:
             Recorder._active.recorder = None
 
+    @contextmanager
+    def fused_call(self) -> Iterator[None]:
+        """Around the eager chain that runs here in the place of a fused kernel."""
+        first = len(self.ops)
+        yield
+        self.fused_ranges.append(range(first, len(self.ops)))
+
     def stop(self, reason: str) -> None:
         """End the recording here; what follows in the block runs uninstrumented."""
         if not self._recording:
@@ -216,7 +226,7 @@ class Recorder(TorchDispatchMode):
                 f"{self._error}. Please report this with the op that it names."
             ) from self._error
         if not self.ops:
-            raise CaptureError(self._why_empty())
+            raise CaptureError(self._why_empty(result))
         if self._interrupted:
             self.notes.append(
                 "An interrupt reached the code in the middle of an op and was caught there; "
@@ -233,7 +243,7 @@ class Recorder(TorchDispatchMode):
         recording.result = result
         return recording
 
-    def _why_empty(self) -> str:
+    def _why_empty(self, result: Any) -> str:
         if self._fake_ops:
             return (
                 "The code ran on fake tensors, which hold no data; profile it with real tensors, "
@@ -241,6 +251,18 @@ class Recorder(TorchDispatchMode):
             )
         if self.truncated:
             return f"Nothing was recorded: {self.truncated}."
+        if inspect.iscoroutine(result) or inspect.isasyncgen(result):
+            if inspect.iscoroutine(result):
+                result.close()  # nobody can await it any more
+            return (
+                "The code returned a coroutine, which has not run: profile the function that it "
+                "awaits, or await it in a with capture() block."
+            )
+        if inspect.isgenerator(result):
+            return (
+                "The code returned a generator, whose body has not run yet: consume it inside, "
+                "for example profile(lambda: list(model(x)))."
+            )
         return (
             "The code dispatched no torch op in this thread, so there is nothing to profile. "
             "Ops in other threads and processes are not seen; call the model directly."

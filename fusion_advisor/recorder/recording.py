@@ -46,6 +46,9 @@ class Recording:
 
     ``result`` is what the person's code returned.  ``modules`` finds the live module
     of a ``module_path``, ``codes`` the code object of the function that called a node.
+    ``fused`` are the nodes that stand for calls of kernels which are in place: while
+    recording, those run as single ops.  ``side_effects`` says why the code must not be run
+    again just to check something; what it does to buffers of modules does not count.
     """
 
     graph: OpGraph
@@ -56,6 +59,8 @@ class Recording:
     notes: tuple[str, ...] = ()
     modules: Mapping[str, weakref.ReferenceType[nn.Module]] = field(default_factory=dict)
     codes: Mapping[str, CodeType] = field(default_factory=dict)
+    fused: frozenset[str] = frozenset()
+    side_effects: str = ""
     wall_us: float = 0.0  # the recorded run itself, instruments included
     with_backward: bool = False
 

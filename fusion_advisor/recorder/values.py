@@ -21,7 +21,7 @@ from fusion_advisor.records import TensorSpec, ValueRef
 
 _PLAIN_CLASSES = (Tensor, nn.Parameter, nn.Buffer)
 _QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
-_storage_id: Callable[[Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined]
+storage_id: Callable[[Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined]
 
 View = tuple[Any, ...]
 
@@ -108,7 +108,7 @@ def _view_of(tensor: Tensor) -> View:
     try:
         dtype = tensor.dtype
         return (
-            _storage_id(tensor),
+            storage_id(tensor),
             tensor.storage_offset(),
             tensor.shape,
             tensor.stride(),

@@ -161,7 +161,7 @@ def _roofline(report: Report) -> str:
     model = roofline(report)
     if model is None:
         return ""
-    ceilings = report.capture.ceilings
+    ceilings = report.device or report.capture.ceilings
     name = escaped(ceilings.name) if ceilings is not None else ""
     origin = (
         "measured here" if ceilings is not None and ceilings.origin == "measured" else "data sheet"

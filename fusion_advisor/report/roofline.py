@@ -41,7 +41,7 @@ class Roofline:
 
 def roofline(report: Report) -> Roofline | None:
     """The model of the plot; ``None`` where no ceilings or no findings are known."""
-    ceilings = report.capture.ceilings
+    ceilings = report.device or report.capture.ceilings
     if ceilings is None or not ceilings.bandwidth or not ceilings.gflops:
         return None
     points = []

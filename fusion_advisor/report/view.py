@@ -137,7 +137,9 @@ class FindingView:
         """The same step from Python."""
         if self.in_place:
             return f'advice.undo("{self.id}")'
-        if self.finding.safety == "display-only" or self._refused:
+        if self.finding.safety == "display-only":
+            return f'advice.finding("{self.id}").message'
+        if self._refused:
             return f'advice.fuse("{self.id}").text'
         return f'advice.apply("{self.id}")'
 
@@ -202,15 +204,24 @@ def validation_sentence(result: ValidationResult) -> str:
         return f"Not safe, not applied: validation failed{why}"
     if result.status == "not run":
         return f"Not validated yet ({rungs})."
-    error = (
-        "bit-equal to eager"
-        if result.worst_ulp == 0
-        else f"worst error {result.worst_ulp:.3g} ULP of {result.budget_ulp:.3g} allowed"
-    )
     return (
-        f"Validated: {result.mismatches:,} mismatches in {plural(result.cases, 'case')}, {error}; "
+        f"Validated: {result.mismatches:,} mismatches in {plural(result.cases, 'case')}, "
+        f"{error_text(result)}; "
         f"{rungs}."
     )
+
+
+def error_text(result: ValidationResult) -> str:
+    """The worst error as a share of its budget, and in ULP where nothing cancelled."""
+    if not result.worst_share and not result.worst_ulp:
+        return "bit-equal to eager"
+    distance = f"worst {result.worst_ulp:.3g} ULP, where {result.budget_ulp:.3g} are allowed"
+    if not result.worst_share:
+        return f"{distance}"
+    share = f"{100 * result.worst_share:.2g} % of its error budget"
+    if not result.worst_ulp:
+        return f"worst error {share}"
+    return f"worst error {share}; without cancellation {distance}"
 
 
 def timing_sentence(pair: TimingPair) -> str:
@@ -264,17 +275,23 @@ def summarize(report: Report) -> Summary:
 
 def headline(report: Report) -> str:
     """One sentence: what to gain, or that there is nothing."""
-    capture = report.capture
+    where = "" if report.device is None else f" on {one_line(report.device.name)} (estimate)"
     if not report.findings:
         reason = one_line(report.nothing) or "no group of ops would get faster."
-        return f"Nothing worth fusing: {reason}"
+        return f"Nothing worth fusing{where}: {reason}"
     saved = sum(finding.estimate.saved_mid_us for finding in report.findings)
     places = plural(len(report.findings), "place")
     text = f"Fusing {places} would save about {time_text(saved)}"
-    if capture.wall_us > 0:
-        text += f" of {time_text(capture.wall_us)}"
-        return f"{text} per run ({percent_text(min(1.0, saved / capture.wall_us))})"
-    return text + " per run"
+    run_us = run_time_us(report)
+    if run_us > 0:
+        text += f" of {time_text(run_us)}"
+        return f"{text} per run{where} ({percent_text(min(1.0, saved / run_us))})"
+    return f"{text} per run{where}"
+
+
+def run_time_us(report: Report) -> float:
+    """The time of a run that savings are part of: measured, or estimated for another device."""
+    return report.wall_us or (report.capture.wall_us if report.device is None else 0.0)
 
 
 def _facts(report: Report) -> list[tuple[str, str, str]]:
@@ -288,6 +305,15 @@ def _facts(report: Report) -> list[tuple[str, str, str]]:
             else "no replay was timed",
         )
     ]
+    if report.device is not None:
+        facts.append(
+            (
+                "Estimated time",
+                time_text(run_time_us(report)),
+                f"on {one_line(report.device.name)}, from its data sheet; savings and shares refer "
+                "to it",
+            )
+        )
     if report.bytes_before:
         saved = 1 - report.bytes_after / report.bytes_before
         facts.append(
@@ -349,11 +375,6 @@ def _warnings(report: Report) -> list[str]:
         found.append(
             "The recording could not be proven by replay, so fixes that touch the unproven part "
             f"are refused: {one_line(capture.proof.message)}"
-        )
-    if capture.ceilings is not None and capture.ceilings.origin == "table":
-        found.append(
-            f"Times are estimates for {one_line(capture.ceilings.name)}, which is not in this "
-            "machine; figures come from its data sheet."
         )
     seen: set[str] = set()
     for note in (*capture.notes, *report.notes):

@@ -193,6 +193,10 @@ class FusedFunction:
         return out
 
     def _run_eager(self, reason: str, args: tuple[Any, ...]) -> Any:
+        recorder = guards.recorder()
+        if recorder is not None:
+            with recorder.fused_call():
+                return self.eager(*args)
         if self._forced != _FORCED_EAGER:
             self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
             if reason not in self._warned:

@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 PLAIN_TYPES = frozenset({torch.Tensor, Parameter})
 NUMBER_TYPES = frozenset({bool, int, float})
@@ -37,6 +37,18 @@ def context_problem() -> str:
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
     return ""
+
+
+def recorder() -> Any:
+    """The recording of ours that sees this call, or None.
+
+    It needs the single ops, and what it makes a kernel do counts for nothing.
+    """
+    if _dispatch_modes():
+        for mode in _get_current_dispatch_mode_stack():
+            if getattr(mode, "records_fused_calls", False):
+                return mode
+    return None
 
 
 def _only_default_device() -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -49,10 +49,26 @@ class CallTimes:
     rounds: int
 
 
+def only_data(value: Any) -> bool:
+    """Whether arguments are data that a call leaves as it is: no cache, iterator or file."""
+    if isinstance(value, Mapping):
+        return all(only_data(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return all(only_data(item) for item in value)
+    plain = (torch.Tensor, torch.dtype, torch.device, bool, int, float, complex, str)
+    return value is None or isinstance(value, plain)
+
+
 @contextmanager
 def preserved_state(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Put the random state and every buffer of ``modules`` back, bit for bit, on leaving."""
-    buffers = [buffer for module in modules for buffer in module.buffers()]
+    """Put the random state and every buffer of ``modules`` back, bit for bit, on leaving.
+
+    A buffer that the call replaced by another tensor is the old one again.
+    """
+    every = {id(inner): inner for module in modules for inner in module.modules()}
+    tables = [(inner._buffers, dict(inner._buffers)) for inner in every.values()]
+    found = {id(one): one for _, table in tables for one in table.values() if one is not None}
+    buffers = list(found.values())
     saved = [buffer.detach().clone() for buffer in buffers]
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
@@ -63,6 +79,9 @@ def preserved_state(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
                 for buffer, old in zip(buffers, saved, strict=True):
                     if not _same_bits(buffer, old):
                         buffer.copy_(old)
+            for table, entries in tables:
+                if any(table.get(name) is not one for name, one in entries.items()):
+                    table.update(entries)
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
