@@ -9,7 +9,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from fusion_advisor.runtime import threads
+from fusion_advisor.runtime import compile_cache, threads
 from fusion_advisor.runtime.native_launch import ArraySpec, make_entry
 
 # Below this many elements starting the team costs more than it saves (2 cores, polynomial maths).
@@ -45,12 +45,17 @@ class CpuKernel:
     @functools.cached_property
     def serial(self) -> Any:
         """The single-threaded twin (compiled on first use, releases the GIL)."""
-        return numba.njit(**_OPTIONS)(self.py_func)
+        twin = numba.njit(**_OPTIONS)(self.py_func)
+        return compile_cache.attach(twin, self._key("serial"))
 
     @functools.cached_property
     def parallel(self) -> Any:
         """The twin whose ``prange`` loops run on Numba's threads."""
-        return numba.njit(parallel=_PARALLEL, **_OPTIONS)(self.py_func)
+        twin = numba.njit(parallel=_PARALLEL, **_OPTIONS)(self.py_func)
+        return compile_cache.attach(twin, self._key("parallel"))
+
+    def _key(self, variant: str) -> str:
+        return compile_cache.content_key(self.py_func, variant, _OPTIONS, _PARALLEL)
 
     def entry(
         self, arrays: tuple[ArraySpec, ...], axes: int, scalars: tuple[str, ...]
@@ -59,7 +64,9 @@ class CpuKernel:
         key = (arrays, axes, scalars)
         found = self._entries.get(key)
         if found is None:
-            found = self._entries[key] = make_entry(self.serial, arrays, axes, scalars)
+            found = self._entries[key] = make_entry(
+                self.serial, arrays, axes, scalars, self._key("entry")
+            )
         return found
 
     def __call__(self, *arguments: Any) -> None:

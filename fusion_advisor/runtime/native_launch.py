@@ -14,6 +14,8 @@ import numba
 from numba import types
 from numba.extending import intrinsic
 
+from fusion_advisor.runtime import compile_cache
+
 # dtype name, and the iteration axes whose sizes are the array's (none: one element).
 ArraySpec = tuple[str, tuple[int, ...]]
 
@@ -29,12 +31,17 @@ def _pointer(typingctx: Any, address: Any) -> Any:
 
 
 def make_entry(
-    kernel: Any, arrays: tuple[ArraySpec, ...], axes: int, scalars: tuple[str, ...]
+    kernel: Any,
+    arrays: tuple[ArraySpec, ...],
+    axes: int,
+    scalars: tuple[str, ...],
+    kernel_key: str = "",
 ) -> Callable[..., None]:
     """``entry(*addresses, *sizes, *scalars)`` for a compiled kernel.
 
     ``arrays`` describes operands then outputs, ``axes`` is the number of iteration axes,
-    ``scalars`` the run-time numbers' dtypes.
+    ``scalars`` the run-time numbers' dtypes, ``kernel_key`` the kernel's content: with one the
+    entry is kept on disk.
     """
     addresses = [f"p{index}" for index in range(len(arrays))]
     sizes = [f"n{index}" for index in range(axes)]
@@ -50,9 +57,14 @@ def make_entry(
     names = {_BIT_PATTERNS.get(dtype, dtype) for dtype, _ in arrays}
     namespace: dict[str, Any] = {name: getattr(types, name) for name in names}
     namespace |= {"carray": numba.carray, "pointer": _pointer, "kernel": kernel}
+    namespace["__name__"] = __name__
     exec(text, namespace)  # the text above, made of names and indices only
-    signature = types.void(
-        *(types.intp,) * (len(arrays) + axes), *(getattr(types, dtype) for dtype in scalars)
-    )
-    entry: Callable[..., None] = numba.njit(signature, nogil=True)(namespace["entry"])
-    return entry
+    argument_types = (types.intp,) * (len(arrays) + axes)
+    argument_types += tuple(getattr(types, dtype) for dtype in scalars)
+    entry = numba.njit(nogil=True)(namespace["entry"])
+    if kernel_key:
+        compile_cache.attach(entry, compile_cache.digest(kernel_key, text, scalars))
+    entry.compile(argument_types)
+    entry.disable_compile()
+    compiled: Callable[..., None] = entry
+    return compiled

@@ -152,7 +152,9 @@ def _results(
     results follows from the sizes alone.
     """
     tensors = args[: len(signature.operands)]
-    kind, space = None, layouts.broadcast_shape([tuple(tensor.shape) for tensor in tensors])
+    kind, space = None, None
+    if not any(operand.dims for operand in signature.operands):
+        space = layouts.broadcast_shape([tuple(tensor.shape) for tensor in tensors])
     if space is not None and all(tensor.is_contiguous() for tensor in tensors):
         kind = (
             with_gradient,
@@ -177,9 +179,9 @@ def _observe(
 ) -> tuple[ResultFacts, ...]:
     """Run the eager chain: on tensors without memory if torch has loaded what that needs.
 
-    (Loading it takes longer than almost any chain.)  Autocast is off: it changes nothing here.
+    (Loading it takes 2 s, longer than almost any chain.)  Autocast is off: it changes nothing here.
     """
-    on_meta = "torch._meta_registrations" in sys.modules
+    on_meta = "torch._dynamo" in sys.modules  # torch's meta functions import it when first called
     inputs: list[Any] = []
     for arg in args:
         if not isinstance(arg, torch.Tensor):
@@ -227,10 +229,17 @@ def _plan_operands(
     planned: list[layouts.AxisLayout] = []
     for operand, tensor in zip(signature.operands, tensors, strict=True):
         shape, strides = tuple(tensor.shape), tensor.stride()
-        problem = layouts.broadcast_problem(shape, space, signature.groups, operand.groups)
+        if operand.dims:
+            problem = layouts.view_problem(shape, space, operand.dims, operand.rank)
+            shape, strides = (
+                space,
+                (() if problem else layouts.viewed(strides, space, operand.dims)),
+            )
+        else:
+            problem = layouts.broadcast_problem(shape, space, signature.groups, operand.groups)
+            shape, strides = layouts.at_full_rank(shape, strides, signature.rank)
         if problem:
             return f"operand {operand.name} broadcasts differently: {problem}"
-        shape, strides = layouts.at_full_rank(shape, strides, signature.rank)
         own = tuple(signature.groups[index] for index in operand.groups)
         layout = layouts.axis_layout(shape, strides, own)
         if layout is None or (operand.layout == "dense" and not layout.is_dense):
