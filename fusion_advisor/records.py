@@ -470,7 +470,14 @@ class TimingPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationResult:
-    """The ladder's outcome.  ``worst_ulp`` and ``budget_ulp`` are in ULP of the output dtype."""
+    """The ladder's outcome.
+
+    ``worst_share`` is the largest error over what its element was allowed (1 is the limit),
+    over all elements.  ``worst_ulp`` is the largest distance from eager in ULP of the output
+    dtype among elements that are allowed at most 1024 ULP, and ``budget_ulp`` what that
+    element was allowed: where leading digits cancel (1 + tanh near -1) a distance in ULP of
+    what little is left says nothing.
+    """
 
     kernel_hash: str
     status: Status
@@ -480,6 +487,7 @@ class ValidationResult:
     discontinuous: int = 0
     worst_ulp: float = 0.0
     budget_ulp: float = 0.0
+    worst_share: float = 0.0
     resources: tuple[Resources, ...] = ()
     timings: tuple[TimingPair, ...] = ()
 

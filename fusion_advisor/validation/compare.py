@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,9 @@ class Comparison:
     """One output of one case.  ``first`` describes the first mismatch.
 
     ``ambiguous`` counts elements at a jump, which were checked against each side.
+    ``worst_share`` is the largest error as a share of the element's budget (1 is the limit).
+    ``worst_ulp``, with the budget of that element, is the largest distance among elements
+    that did not cancel to noise.  Neither looks at jumps.
     """
 
     elements: int
@@ -28,6 +32,7 @@ class Comparison:
     ambiguous: int
     worst_ulp: float
     budget_ulp: float
+    worst_share: float = 0.0
     first: str = ""
 
 
@@ -82,7 +87,7 @@ def compare(actual: torch.Tensor, allowed: OutputBudget) -> Comparison:
     if actual.dtype != eager.dtype or actual.shape != eager.shape:
         return Comparison(
             elements=eager.numel(), mismatches=max(1, eager.numel()), ambiguous=0,
-            worst_ulp=float("inf"), budget_ulp=0.0,
+            worst_ulp=float("inf"), budget_ulp=0.0, worst_share=float("inf"),
             first=f"is {_describe(actual)} where eager gives {_describe(eager)}",
         )  # fmt: skip
     equal = same_bits(actual, eager)
@@ -90,13 +95,18 @@ def compare(actual: torch.Tensor, allowed: OutputBudget) -> Comparison:
     ambiguous = torch.zeros_like(equal) if allowed.ambiguous is None else allowed.ambiguous
     bad = ~accepted
     unjudged = ambiguous if allowed.unspecified is None else ambiguous | allowed.unspecified
-    worst, room = _worst(ulp_distance(actual, eager), unjudged, allowed)
+    if bool(equal.all()) and not allowed.ways:
+        worst, room, share = 0.0, 0.0, 0.0
+    else:
+        worst, room = _worst(ulp_distance(actual, eager), unjudged, allowed)
+        share = _worst_share(actual, ~equal & ~unjudged, allowed)
     return Comparison(
         elements=eager.numel(),
         mismatches=int(bad.sum()),
         ambiguous=int((ambiguous & ~equal).sum()),
         worst_ulp=worst,
         budget_ulp=room,
+        worst_share=share,
         first=_first(actual, allowed, bad) if bool(bad.any()) else "",
     )
 
@@ -137,6 +147,23 @@ def _worst(
         return worst, float(room[place])
     given = room[room > 0]
     return 0.0, float(given.median()) if given.numel() else 0.0
+
+
+def _worst_share(actual: torch.Tensor, differs: torch.Tensor, allowed: OutputBudget) -> float:
+    """The largest error over the budget on its own side of eager's value."""
+    if not bool(differs.any()):
+        return 0.0
+    if not allowed.ways or not actual.dtype.is_floating_point:
+        return math.inf if not allowed.ways else 0.0
+    way = allowed.ways[0]
+    value, eager = actual[differs].to(torch.float64), allowed.eager[differs].to(torch.float64)
+    error = value - eager
+    room = torch.where(error > 0, way.high[differs] - eager, way.low[differs] - eager)
+    # A NaN or an infinity is allowed or not; a distance it is not.  Zeros of both signs are equal.
+    judged = torch.isfinite(error) & torch.isfinite(room) & (error != 0)
+    share = torch.where(judged, error / room, torch.zeros_like(error))
+    share = torch.where(way.loose[differs] | ~judged, share, torch.full_like(share, math.inf))
+    return float(share.max())
 
 
 def _inside(actual: torch.Tensor, way: Interval) -> torch.Tensor:

@@ -8,7 +8,7 @@ reports outputs and every trespass; judging is the parent's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,11 +49,21 @@ _Launch = Callable[[LaunchSpec, list[GuardedArray], list[GuardedArray], list[np.
 def execute(request: ExecutionRequest) -> list[CaseOutcome]:
     """Run every case on every variant of the requested kernel, in case order."""
     outcomes: list[CaseOutcome] = []
+    first: dict[str, CaseOutcome] = {}
     for variant, launch in _variants(request):
         for name, spec in request.cases:
             _announce(f"{variant}: {name}")
-            outcomes.append(_run_case(name, variant, launch, spec))
+            outcome = _run_case(name, variant, launch, spec)
+            # Variants mostly agree to the bit; the same arrays then travel once.
+            earlier = first.setdefault(name, outcome)
+            if all(map(_same_bytes, earlier.outputs, outcome.outputs)):
+                outcome = replace(outcome, outputs=earlier.outputs)
+            outcomes.append(outcome)
     return outcomes
+
+
+def _same_bytes(left: np.ndarray, right: np.ndarray) -> bool:
+    return np.array_equal(left.view(np.uint8), right.view(np.uint8))
 
 
 def _announce(message: str) -> None:
@@ -159,7 +169,7 @@ def _guarded_copy(operand: ArraySpec) -> GuardedArray:
 def _changed_inputs(spec: LaunchSpec, operands: list[GuardedArray]) -> list[str]:
     found = []
     for operand, buffer in zip(spec.operands, operands, strict=True):
-        if buffer.array.tobytes() != operand.data.tobytes():
+        if not np.array_equal(buffer.array.view(np.uint8), operand.data.view(np.uint8)):
             found.append(f"changed its input {operand.name}")
         if not buffer.front_intact():
             found.append(f"wrote before the start of input {operand.name}")
@@ -170,11 +180,11 @@ def _unwritten(label: str, first: np.ndarray, second: np.ndarray) -> list[str]:
     """Elements that kept their poison in both runs, or came out differently in each."""
     if not first.size:
         return []
-    width = first.dtype.itemsize
-    one = first.view(np.uint8).reshape(-1, width)
-    two = second.view(np.uint8).reshape(-1, width)
-    kept = (one == POISONS[0]).all(axis=1) & (two == POISONS[1]).all(axis=1)
-    unstable = (one != two).any(axis=1) & ~kept
+    # Whole elements are compared: all bytes of one are poison when it was not written.
+    whole = np.dtype(f"u{first.dtype.itemsize}")
+    one, two = first.view(whole), second.view(whole)
+    kept = (one == _poisoned(whole, POISONS[0])) & (two == _poisoned(whole, POISONS[1]))
+    unstable = (one != two) & ~kept
     found = []
     if kept.any():
         count, where = int(kept.sum()), int(np.flatnonzero(kept)[0])
@@ -183,3 +193,9 @@ def _unwritten(label: str, first: np.ndarray, second: np.ndarray) -> list[str]:
         count = int(unstable.sum())
         found.append(f"{count} elements of {label} depend on what its memory held before")
     return found
+
+
+def _poisoned(dtype: np.dtype, poison: int) -> np.generic:
+    """An element all of whose bytes are ``poison``."""
+    element: np.generic = np.full(dtype.itemsize, poison, np.uint8).view(dtype)[0]
+    return element

@@ -13,7 +13,6 @@ from fusion_advisor.validation.native_module import HostModule
 from fusion_advisor.validation.session import Session, Tally
 
 TIMEOUT_S = 180.0
-LARGE_ELEMENTS = 1 << 20  # such cases run on one variant only
 
 
 def run_native(session: Session, host: HostModule) -> Tally:

@@ -163,6 +163,7 @@ def _result(kernel: KernelSource, ladder: _Ladder, findings: _Findings) -> Valid
         discontinuous=sum(tally.ambiguous for tally in tallies),
         worst_ulp=worst.worst_ulp,
         budget_ulp=worst.budget_ulp,
+        worst_share=max((tally.worst_share for tally in tallies), default=0.0),
         resources=tuple(findings.resources),
         timings=tuple(findings.timings),
     )
@@ -290,8 +291,9 @@ def _judged(tally: Tally, findings: _Findings) -> str:
     if tally.mismatches:
         raise ValidationError(f"{tally.mismatches} wrong elements; {tally.first}")
     detail = (
-        f"{tally.cases} runs, 0 mismatches, worst {tally.worst_ulp:g} ULP "
-        f"of {tally.budget_ulp:.3g} allowed"
+        f"{tally.cases} runs, 0 mismatches, worst error {tally.worst_share:.2g} of its budget; "
+        f"worst {tally.worst_ulp:.3g} ULP where nothing cancels, "
+        f"{tally.budget_ulp:.3g} allowed there"
     )
     if tally.ambiguous:
         detail += f"; {tally.ambiguous} elements at a jump, each on one of its sides"
