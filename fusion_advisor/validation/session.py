@@ -9,7 +9,7 @@ import torch
 
 from fusion_advisor.errors import FusionAdvisorError, ValidationError
 from fusion_advisor.records import FusionCandidate, KernelSource, OpGraph
-from fusion_advisor.validation import arrays, aten
+from fusion_advisor.validation import arrays
 from fusion_advisor.validation.budgets import OutputBudget, budget
 from fusion_advisor.validation.compare import Comparison, compare, same_bits, ulp_distance
 from fusion_advisor.validation.inputs import Case, build_cases, without_zeros
@@ -174,27 +174,34 @@ class Session:
         }
         allowed = budget(self.graph, self.candidate, operands)[number]
         picked = actual.expand(prepared.shape).reshape(-1)[places]
-        found = compare(picked, allowed)
-        return Comparison(
-            elements=bitwise.elements,
-            mismatches=found.mismatches,
-            ambiguous=found.ambiguous,
-            worst_ulp=bitwise.worst_ulp if not found.ambiguous else found.worst_ulp,
-            budget_ulp=found.budget_ulp,
-            first=found.first,
-        )
+        return replace(compare(picked, allowed), elements=expected.numel())
 
-    @staticmethod
-    def _worst_places(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-        """Flat places that differ: the worst, and an even sample of the others."""
-        distance = ulp_distance(actual, expected).reshape(-1)
-        places = torch.nonzero(distance > 0).reshape(-1)
-        if places.numel() <= GATHERED_ELEMENTS:
-            return places
-        worst = torch.topk(distance, GATHERED_ELEMENTS // 2).indices
-        step = max(1, places.numel() // (GATHERED_ELEMENTS // 2))
-        chosen: torch.Tensor = torch.unique(torch.cat([worst, places[::step]]))
-        return chosen
+
+def _identical(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Bitwise, NaN payloads included."""
+    if left.shape != right.shape or left.dtype != right.dtype or left.stride() != right.stride():
+        return False
+    return torch.equal(_bytes(left), _bytes(right))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.contiguous().reshape(-1)
+    width = flat.element_size()
+    return flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width])
+
+
+def _worst_places(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Flat places that differ: all, or the worst and an even sample of the others."""
+    one, two = actual.contiguous().reshape(-1), expected.contiguous().reshape(-1)
+    places = torch.nonzero(_bytes(one) != _bytes(two)).reshape(-1)
+    distance = ulp_distance(one[places], two[places])
+    places = places[distance > 0]  # any NaN equals any NaN
+    if places.numel() <= GATHERED_ELEMENTS:
+        return places
+    worst = places[torch.topk(distance[distance > 0], GATHERED_ELEMENTS // 2).indices]
+    step = max(1, places.numel() // (GATHERED_ELEMENTS // 2))
+    chosen: torch.Tensor = torch.unique(torch.cat([worst, places[::step]]))
+    return chosen
 
 
 def _gathered(
