@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fusion_advisor.analysis.cost import CostModel, add_estimates
 from fusion_advisor.analysis.graph_index import GraphIndex
+from fusion_advisor.quantities import bytes_text, percent_text, time_text
 from fusion_advisor.records import (
     CostEstimate,
     Finding,
@@ -43,9 +44,9 @@ def threshold(
 ) -> Threshold:
     """What a finding must save over the whole run to be above noise."""
     choices = (
-        (min_saving_us, f"{min_saving_us:g} us"),
-        (min_share * wall_us, f"{min_share:.1%} of the run"),
-        (NOISE_OF_SPREAD * wall_spread_us, "the noise of the run's own time"),
+        (min_saving_us, "an eager dispatch takes as long"),
+        (min_share * wall_us, f"{percent_text(min_share)} of the run"),
+        (noise, "the noise of the run's own time"),
     )
     us, reason = max(choices)
     return Threshold(us=us, reason=reason)
@@ -205,14 +206,14 @@ def verdicts(
         Verdict(
             question="long enough",
             holds=long_enough,
-            reason=f"the ops take {each_us:.1f} us at {_shape(candidate)}, "
-            f"{'above' if long_enough else 'below'} {enough:.1f} us "
-            f"({LONG_ENOUGH_CALLS:g} fused calls)",
+            reason=f"the ops take {time_text(each_us)} at {_shape(candidate)}, "
+            f"{'above' if long_enough else 'below'} the {time_text(enough)} that "
+            f"{LONG_ENOUGH_CALLS:g} fused calls cost",
         ),
         Verdict(
             question="several ops",
             holds=ops >= 2,
-            reason=f"{ops} launches become 1, {saving:.0%} of the bytes fall away",
+            reason=f"{ops} launches become 1, {percent_text(saving)} of the bytes fall away",
         ),
         Verdict(question="memory-bound", holds=memory, reason=f"{total.bound}: {bound_reason}"),
     )
@@ -242,17 +243,11 @@ def _message(index: GraphIndex, candidate: FusionCandidate, total: CostEstimate,
     times = f", {count} times in the run" if count > 1 else ""
     return (
         f"{len(candidate.nodes)} ops over {_shape(candidate)} {dtype}{times}: together they move "
-        f"{_bytes(total.bytes_before)} in {total.launches_before} launches; one kernel "
-        f"moves {_bytes(total.bytes_after)}. Estimated {total.time_before_us:.1f} → "
-        f"{total.time_after_mid_us:.1f} us, saving {total.saved_low_us:.1f} to "
-        f"{total.saved_high_us:.1f} us."
+        f"{bytes_text(total.bytes_before)} in {total.launches_before} launches; fused, "
+        f"{bytes_text(total.bytes_after)} in {total.launches_after}. Estimated "
+        f"{time_text(total.time_before_us)} → {time_text(total.time_after_mid_us)}, saving "
+        f"{time_text(total.saved_low_us)} to {time_text(total.saved_high_us)}."
     )
-
-
-def _bytes(size: int) -> str:
-    if size >= 1e6:
-        return f"{size / 1e6:.1f} MB"
-    return f"{size / 1e3:.1f} kB" if size >= 1e3 else f"{size} B"
 
 
 def _safety(index: GraphIndex, candidate: FusionCandidate) -> Safety:
@@ -278,7 +273,6 @@ def _notes(index: GraphIndex, candidate: FusionCandidate, total: CostEstimate) -
         )
     terms: Mapping[str, float] = dict(total.terms)
     if terms.get("recompute in backward"):
-        notes.append(
-            f"backward runs the eager ops again: {terms['recompute in backward']:.1f} us, included"
-        )
+        again = time_text(terms["recompute in backward"])
+        notes.append(f"backward runs the eager ops again: {again}, included")
     return tuple(notes)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from fusion_advisor.analysis.cost import CostModel
 from fusion_advisor.analysis.findings import Threshold, op_name, widest_span
+from fusion_advisor.quantities import time_text
 from fusion_advisor.records import Blocker, CostEstimate, Finding, FusionCandidate, Verdict
 
 MIN_PARAMETERS = 4  # fewer gain nothing from a multi-tensor step
@@ -47,7 +48,7 @@ def find_optimizer_step(
         message=(
             f"{len(steps)} ops ({names}) update {len(parameters)} tensors; "
             "`foreach=True` or `fused=True` does it in a few launches. "
-            f"Estimated {before:.1f} → {mid:.1f} us."
+            f"Estimated {time_text(before)} → {time_text(mid)}."
         ),
         span=widest_span([index.nodes[i].span for i in steps]),
         occurrences=(

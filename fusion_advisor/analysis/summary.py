@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from fusion_advisor.analysis.cost import CostModel
 from fusion_advisor.analysis.findings import Threshold
 from fusion_advisor.analysis.traffic import TrafficModel
+from fusion_advisor.quantities import time_text
 from fusion_advisor.records import FusionCandidate, FusionRatio
 
 # Kernels that are several ops in one already, by namespace or by how their name begins.
@@ -68,6 +69,6 @@ def nothing_text(
     if best_us <= 0:
         return f"{first} {legal}, but a fused call costs more than it would save{extra}."
     return (
-        f"{first} {legal}; the best place would save {best_us:.1f} us{extra}, "
-        f"below the {least.us:.1f} us that count ({least.reason})."
+        f"{first} {legal}; the best place would save {time_text(best_us)}{extra}, "
+        f"below the {time_text(least.us)} that count ({least.reason})."
     )

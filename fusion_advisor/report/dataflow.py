@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fusion_advisor.quantities import bytes_text, plural, shape_text
 from fusion_advisor.records import FusionCandidate, OpGraph, TensorSpec
-from fusion_advisor.report.values import bytes_text, escaped, op_text, plural, shape_text
+from fusion_advisor.report.values import escaped, op_text
 
 MAX_DRAWN_OPS = 12  # a longer group is drawn by its ends
 _ROW = 44

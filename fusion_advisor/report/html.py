@@ -10,11 +10,12 @@ import base64
 import hashlib
 
 from fusion_advisor._version import __version__
+from fusion_advisor.quantities import percent_text, plural, time_text
 from fusion_advisor.records import Environment, Report
 from fusion_advisor.report.html_finding import finding_card, status_tag
 from fusion_advisor.report.page_style import SCRIPT, STYLE
 from fusion_advisor.report.roofline import roofline, roofline_svg
-from fusion_advisor.report.values import escaped, percent_text, plural, time_text
+from fusion_advisor.report.values import escaped
 from fusion_advisor.report.view import (
     FindingView,
     Summary,

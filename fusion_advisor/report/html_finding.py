@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from fusion_advisor.quantities import plural, time_text
 from fusion_advisor.records import Report, ValidationResult
 from fusion_advisor.report.dataflow import dataflow_svg
 from fusion_advisor.report.highlight import highlight
-from fusion_advisor.report.values import dedented, escaped, plural, time_text
+from fusion_advisor.report.values import dedented, escaped
 from fusion_advisor.report.view import (
     FindingView,
     applied_sentence,

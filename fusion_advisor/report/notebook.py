@@ -6,10 +6,11 @@ data addresses stay, so the display is made of those.  Colours are left to the f
 
 from __future__ import annotations
 
+from fusion_advisor.quantities import percent_text, plural, time_text
 from fusion_advisor.records import Report
 from fusion_advisor.report.highlight import highlight
 from fusion_advisor.report.plots import data_uri, roofline_png, traffic_png
-from fusion_advisor.report.values import dedented, escaped, percent_text, plural, time_text
+from fusion_advisor.report.values import dedented, escaped
 from fusion_advisor.report.view import (
     FindingView,
     applied_sentence,

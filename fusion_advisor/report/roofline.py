@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fusion_advisor.quantities import plain_number
 from fusion_advisor.records import Ceilings, Report
-from fusion_advisor.report.values import escaped, plain_number
+from fusion_advisor.report.values import escaped
 
 Scale = Callable[[float], float]  # a value to its place in the drawing
 _WIDTH, _HEIGHT = 860, 380

@@ -5,15 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from fusion_advisor.quantities import bytes_text, percent_text, plural, time_text
 from fusion_advisor.records import Report
-from fusion_advisor.report.values import (
-    bytes_text,
-    one_line,
-    percent_text,
-    plural,
-    printable,
-    time_text,
-)
+from fusion_advisor.report.values import one_line, printable
 from fusion_advisor.report.view import (
     FindingView,
     applied_sentence,

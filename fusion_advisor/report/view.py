@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from fusion_advisor.quantities import bytes_text, percent_text, plural, time_text, times_text
 from fusion_advisor.records import (
     AppliedFix,
     Capture,
@@ -22,15 +23,7 @@ from fusion_advisor.records import (
     ValidationResult,
     Verdict,
 )
-from fusion_advisor.report.values import (
-    bytes_text,
-    one_line,
-    op_text,
-    percent_text,
-    plural,
-    time_text,
-    times_text,
-)
+from fusion_advisor.report.values import one_line, op_text
 
 MAX_NAMED_OPS = 8  # a longer chain is told by its ends
 

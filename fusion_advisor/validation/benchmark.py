@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fusion_advisor.quantities import bytes_text, time_text
 from fusion_advisor.records import Ceilings
 
 MIN_ROUNDS = 9
@@ -112,8 +113,9 @@ def impossible(fused_us: float, bytes_moved: int, ceilings: Ceilings) -> str:
     if fused_us * FASTER_THAN_CEILING >= least:
         return ""
     return (
-        f"{fused_us:.3g} us is {least / fused_us:.1f} times faster than {bytes_moved} bytes can "
-        f"stream on {ceilings.name} ({least:.3g} us): it cannot have done the work"
+        f"{time_text(fused_us)} is {least / fused_us:.1f} times faster than "
+        f"{bytes_text(bytes_moved)} can stream on {ceilings.name} ({time_text(least)}): it cannot "
+        "have done the work"
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fusion_advisor.errors import FusionAdvisorError, MissingDependencyError, ValidationError
+from fusion_advisor.quantities import time_text, times_text
 from fusion_advisor.records import (
     Ceilings,
     FusionCandidate,
@@ -404,9 +405,9 @@ def _timing(
         if reason:
             raise ValidationError(reason)
     return (
-        f"{origin} inputs: eager {first.median_us:.4g} us (IQR {first.spread_us:.3g}), fused "
-        f"{second.median_us:.4g} us (IQR {second.spread_us:.3g}), "
-        f"{first.median_us / second.median_us:.2f} x"
+        f"{origin} inputs: eager {time_text(first.median_us)} ± {time_text(first.spread_us)}, "
+        f"fused {time_text(second.median_us)} ± {time_text(second.spread_us)}: "
+        f"{times_text(first.median_us, second.median_us)}"
     )
 
 

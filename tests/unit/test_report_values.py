@@ -11,24 +11,17 @@ import pytest
 from report_fixture import KERNEL_TEXT, rich_report
 
 from fusion_advisor.errors import ReportError
+from fusion_advisor.quantities import bytes_text, percent_text, plural, time_text, times_text
 from fusion_advisor.report import export_report, read_text, write_atomic
 from fusion_advisor.report.highlight import highlight
-from fusion_advisor.report.values import (
-    bytes_text,
-    dedented,
-    one_line,
-    percent_text,
-    plural,
-    printable,
-    time_text,
-    times_text,
-)
+from fusion_advisor.report.values import dedented, one_line, printable
 
 
 @pytest.mark.parametrize(
     ("us", "text"),
     [
         (0.0, "0 µs"),
+        (4e-13, "0 µs"),
         (0.85, "850 ns"),
         (1.0, "1.00 µs"),
         (12.34, "12.3 µs"),
