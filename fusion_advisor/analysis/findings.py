@@ -18,6 +18,9 @@ from fusion_advisor.records import (
 )
 
 MIN_SAVING_US = 2.0  # less than one eager dispatch: not worth a line of code
+# A busy machine spreads the run's time widely, yet says little about the ops' own times: the noise
+# never hides more than this share of the run.
+NOISE_LIMIT = 0.01
 MIN_SHARE = 0.002  # of the run's wall time; two runs of a program differ by more
 # The standard error of a median of about 15 runs is a quarter of their interquartile range.
 NOISE_OF_SPREAD = 0.25
@@ -43,6 +46,7 @@ def threshold(
     min_share: float = MIN_SHARE,
 ) -> Threshold:
     """What a finding must save over the whole run to be above noise."""
+    noise = min(NOISE_OF_SPREAD * wall_spread_us, NOISE_LIMIT * wall_us)
     choices = (
         (min_saving_us, "an eager dispatch takes as long"),
         (min_share * wall_us, f"{percent_text(min_share)} of the run"),
