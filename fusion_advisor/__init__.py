@@ -58,8 +58,6 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'fusion_advisor' has no attribute {name!r}")
-    # `capture` is a function here and a subpackage on disk: importing the subpackage binds the
-    # module under this name, so the public object is put back each time it is asked for.
     return getattr(importlib.import_module(home), name)
 
 
