@@ -27,12 +27,11 @@ ROUNDS = 15
 
 def written_out_gelu(x: torch.Tensor) -> torch.Tensor:
     """GELU's tanh approximation in eight eager ops."""
-    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))
+    return 0.5 * x * (1.0 + torch.tanh(inner))
 
 
-def by_turns(
-    calls: dict[str, Callable[[], object]], rounds: int
-) -> dict[str, tuple[float, float]]:
+def by_turns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, tuple[float, float]]:
     """Median and interquartile range, in seconds, of each call, timed by turns."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
@@ -72,14 +71,17 @@ def main(path: Path) -> int:
             ROUNDS,
         )
     eager = times["eager"][0]
-    print(f"tanh-GELU written out, {SHAPE[0]}x{SHAPE[1]} float32, {torch.get_num_threads()} threads")
+    threads = torch.get_num_threads()
+    print(f"tanh-GELU written out, {SHAPE[0]}x{SHAPE[1]} float32, {threads} threads")
     for name, (median, spread) in times.items():
-        print(f"{name:14} {median * 1e3:9.2f} ms ± {spread * 1e3:6.2f}   {eager / median:6.2f} x eager")
+        figures = f"{median * 1e3:9.2f} ms ± {spread * 1e3:6.2f}   {eager / median:6.2f} x eager"
+        print(f"{name:14} {figures}")
     print(f"largest difference from eager: {worst:.3g}; fused calls {fused.stats.fused}")
     path.parent.mkdir(parents=True, exist_ok=True)
     row = {"name": "gelu_tanh_written_out", "n": SHAPE[0] * SHAPE[1], "dtype": "float32"}
     row |= {name: {"median_s": median, "iqr_s": spread} for name, (median, spread) in times.items()}
-    path.write_text(json.dumps({"torch": torch.__version__, "rows": [row]}, indent=2), encoding="utf-8")
+    saved = {"torch": torch.__version__, "rows": [row]}
+    path.write_text(json.dumps(saved, indent=2), encoding="utf-8")
     return 0 if worst < 1e-5 and fused.stats.fused > ROUNDS else 1
 
 
