@@ -37,18 +37,21 @@ def model_calls(shell: Any) -> Iterator[ModelCall]:
 def repeatable_call(expression: str, namespace: dict[str, Any]) -> Callable[[], Any] | None:
     """How to evaluate an expression again, where that does nothing else than it did before.
 
-    A call of a module whose arguments hold no calls; ``None`` for everything else.
+    A call of a module whose arguments hold no calls, with or without a ``;`` that hides its
+    value; ``None`` for everything else.
     """
     try:
-        tree = ast.parse(expression.strip(), mode="eval")
+        statements = ast.parse(expression.strip()).body
     except (SyntaxError, ValueError):
         return None
-    call = tree.body
+    if len(statements) != 1 or not isinstance(statements[0], ast.Expr):
+        return None
+    call = statements[0].value
     if not isinstance(call, ast.Call) or not _is_module(_resolved(call.func, namespace)):
         return None
     if _obstacle(call, call, namespace):
         return None
-    code = compile(tree, "<repeated call>", "eval")
+    code = compile(ast.Expression(call), "<repeated call>", "eval")
     return lambda: eval(code, namespace)
 
 

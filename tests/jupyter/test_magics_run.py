@@ -283,3 +283,16 @@ def test_load_twice_and_unload_restores_the_shell(shell, advisor):
     assert _state(shell) == before
     assert ("undo", None) in advisor.advices[0].calls
     assert not run(shell, "%fuse_profile 1").success
+
+
+def test_a_model_call_can_be_repeated_with_or_without_a_semicolon():
+    torch = pytest.importorskip("torch")
+    from fusion_advisor.jupyter.history import repeatable_call
+
+    names = {"model": torch.nn.Linear(2, 2), "x": torch.zeros(1, 2), "f": print}
+    for text in ("model(x)", " model(x) ;"):
+        again = repeatable_call(text, names)
+        assert again is not None
+        assert torch.equal(again(), names["model"](names["x"]))
+    for text in ("model(f(x))", "f(x)", "y = model(x)", "model(x); model(x)", "model(", ""):
+        assert repeatable_call(text, names) is None, text
