@@ -59,7 +59,7 @@ def advice_only(finding: Finding) -> str:
 
 def kernel_name(graph: OpGraph, candidate: FusionCandidate) -> str:
     """``fused_`` and the group's distinct ops in order, at most four (``fused_pow_mul_add``)."""
-    members = set(candidate.nodes)
+    members = set(candidate.nodes) - set(candidate.views)
     names: dict[str, None] = {}
     for node in graph.nodes:
         if node.id in members:

@@ -253,7 +253,8 @@ class OperandMap:
     """How one operand is indexed from the iteration space.
 
     ``dims[d]`` is the operand's own dimension read at iteration dimension ``d``,
-    or ``None`` where it is broadcast.
+    or ``None`` where it is broadcast.  Views inside the group may permute them; a
+    dimension named several times is split over those places, outermost first.
     """
 
     value: str
@@ -262,12 +263,13 @@ class OperandMap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionCandidate:
-    """A legal group of elementwise ops.
+    """A legal group of elementwise ops, and of the views between them.
 
-    ``shape`` is the iteration space.  ``outputs`` must be written (used by later
-    ops or alive at the end); ``saved`` are intermediates that only backward reads
-    (kept by eager, recomputed by a fused kernel).  ``blockers`` say why the group
-    ends where it ends: one per neighbouring pair that was not fused.
+    ``views`` are those of ``nodes`` that only change the indexing.  ``shape`` is the
+    iteration space.  ``outputs`` must be written (used by later ops or alive at the
+    end); ``saved`` are intermediates that only backward reads (kept by eager,
+    recomputed by a fused kernel).  ``blockers`` say why the group ends where it ends:
+    one per neighbouring pair that was not fused.
     """
 
     id: str
@@ -277,6 +279,7 @@ class FusionCandidate:
     saved: tuple[str, ...] = ()
     shape: tuple[int, ...]
     pattern: Literal["chain", "dag"] = "chain"
+    views: tuple[str, ...] = ()
     blockers: tuple[Blocker, ...] = ()
 
 
@@ -367,7 +370,8 @@ class ProgramInput:
     (contiguous over its own groups) or ``strided`` (strides are run-time values).
     A ``scalar`` operand is a run-time Python number; ``groups`` is empty.
     ``value`` is the captured value id, or the captured number for a scalar, which
-    stood at flat argument ``position`` of captured ``node``.
+    stood at flat argument ``position`` of captured ``node``.  An operand of ``rank``
+    that is read through views has its ``dims``, as in ``OperandMap``.
     """
 
     name: str
@@ -378,6 +382,8 @@ class ProgramInput:
     value: str | bool | int | float = ""
     node: str = ""
     position: int = 0
+    dims: tuple[int | None, ...] = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

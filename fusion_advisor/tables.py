@@ -28,7 +28,7 @@ def findings_table(report: Report) -> pandas.DataFrame:
             "rule": finding.rule,
             "title": finding.title,
             "times": len(finding.occurrences),
-            "ops": len(finding.occurrences[0].nodes),
+            "ops": len(finding.occurrences[0].nodes) - len(finding.occurrences[0].views),
             "share": finding.share,
             "saved_low_us": finding.estimate.saved_low_us,
             "saved_mid_us": finding.estimate.saved_mid_us,

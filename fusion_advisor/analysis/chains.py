@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from fusion_advisor.analysis.folding import fold_views
 from fusion_advisor.analysis.graph_index import GraphIndex, build_index
 from fusion_advisor.analysis.growth import Growth, whole_run_contexts
 from fusion_advisor.analysis.legality import Refusal, context, context_refusal, mark_members
@@ -42,6 +43,7 @@ def group_ops(index: GraphIndex) -> Grouping:
     partition = Partition(index)
     pieces = [piece for group in growth.groups() for piece in partition.pieces(group)]
     pieces.sort(key=lambda piece: piece.members[0])
+    pieces = fold_views(index, growth.contexts, pieces, partition)
     candidates = tuple(
         make_candidate(index, piece, f"C{number}") for number, piece in enumerate(pieces, 1)
     )
@@ -51,6 +53,7 @@ def group_ops(index: GraphIndex) -> Grouping:
 def group_within_frames(whole: Grouping) -> Grouping:
     """Refine the whole run's groups to what one Python frame called, for one place in source.
 
+    No fix writes a call for a chain with a view in it: groups that views joined come apart again.
     A group is legal, so that only paths inside it can leave a part of it and come back: the parts
     are grown from its own members alone.  Groups that stay as they are keep their record.
     """
@@ -60,15 +63,17 @@ def group_within_frames(whole: Grouping) -> Grouping:
     numbers: dict[tuple[int, int], int] = {}
     partition = Partition(index, placed=True)
     found: list[tuple[Piece, FusionCandidate | None]] = []
-    for number, piece in enumerate(whole.pieces):
+    for number, piece, candidate in _without_views(whole):
         frames = {index.nodes[member].frame for member in piece.members}
+        if piece.views and (len(frames) > 1 or partition.placement_cut(piece) is not None):
+            continue  # single ops that only a view joins
         if len(frames) > 1:
             mixed.extend(piece.members)
             for member in piece.members:
                 key = (number, index.nodes[member].frame)
                 contexts[member] = numbers.setdefault(key, len(numbers))
         elif partition.placement_cut(piece) is None:
-            found.append((piece, whole.candidates[number]))
+            found.append((piece, candidate))
         else:
             found.extend((part, None) for part in partition.pieces(piece.members))
     growth = Growth(index, contexts, sorted(mixed))
@@ -81,6 +86,19 @@ def group_within_frames(whole: Grouping) -> Grouping:
     )
     pieces = tuple(piece for piece, _ in found)
     return Grouping(index, pieces, candidates, _owners(pieces), growth, partition.cuts, whole)
+
+
+def _without_views(whole: Grouping) -> Iterable[tuple[int, Piece, FusionCandidate | None]]:
+    """Number, piece and candidate of the whole run's groups; what views joined comes apart.
+
+    Single ops on either side of a view stay together: apart, there is no group at all.
+    """
+    for number, (piece, candidate) in enumerate(zip(whole.pieces, whole.candidates, strict=True)):
+        parts = [part for part in piece.parts if len(part.members) > 1]
+        if not parts:
+            yield number, piece, candidate
+        for part in parts:
+            yield number, part, None
 
 
 def _owners(pieces: Iterable[Piece]) -> dict[int, int]:
@@ -166,6 +184,7 @@ def with_blockers(grouping: Grouping, blockers: Iterable[Blocker]) -> tuple[Fusi
             saved=candidate.saved,
             shape=candidate.shape,
             pattern=candidate.pattern,
+            views=candidate.views,
             blockers=tuple(own),
         )
         for candidate, own in zip(grouping.candidates, lists, strict=True)
@@ -231,4 +250,4 @@ def _refusal(index: GraphIndex, position: int) -> Refusal:
 
 def removable_launches(candidates: Iterable[FusionCandidate]) -> int:
     """Kernel launches that fall away when every candidate becomes one kernel."""
-    return sum(len(candidate.nodes) - 1 for candidate in candidates)
+    return sum(len(candidate.nodes) - len(candidate.views) - 1 for candidate in candidates)

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 from fusion_advisor.analysis.cost import CostModel, add_estimates
 from fusion_advisor.analysis.graph_index import GraphIndex
+from fusion_advisor.ops.views import size_free
 from fusion_advisor.quantities import bytes_text, percent_text, time_text
 from fusion_advisor.records import (
     CostEstimate,
     Finding,
     FusionCandidate,
+    OpNode,
     Safety,
     SourceSpan,
+    ValueRef,
     Verdict,
 )
 
@@ -112,12 +115,23 @@ def program_key(index: GraphIndex, candidate: FusionCandidate) -> ProgramKey:
         result = node.outputs[0]
         names.setdefault(result, len(names))
         steps.append(values[result].dtype)
+        if candidate.views:  # how a kernel indexes, and its numbers, are written into its text
+            steps.append(_plain_arguments(index, node))
     operands = tuple(
         (names.get(operand.value), operand.dims, index.values[operand.value].dtype)
         for operand in candidate.inputs
     )
     outputs = tuple(names[value] for value in candidate.outputs)
     return (tuple(steps), operands, outputs, len(candidate.shape))
+
+
+def _plain_arguments(index: GraphIndex, node: OpNode) -> str:
+    """What the op is given besides tensors, without the sizes that may change."""
+    if node.kind == "view" and node.inputs:
+        shapes = [index.values[value].shape for value in (node.inputs[0], node.outputs[0])]
+        node = size_free(node, *shapes)
+    plain = [argument for argument in node.args if not isinstance(argument, ValueRef)]
+    return repr((node.op, plain, node.kwargs))
 
 
 def make_finding(
@@ -239,14 +253,16 @@ def _title(index: GraphIndex, candidate: FusionCandidate) -> str:
     listed = " → ".join(names if len(names) <= 6 else [*names[:3], "…", *names[-2:]])
     where = nodes[-1].module_class.rpartition(".")[2]
     prefix = f"{where}: " if where else ""
-    return f"{prefix}{len(names)} elementwise ops in one kernel ({listed})"
+    count = len(names) - len(candidate.views)
+    return f"{prefix}{count} elementwise ops in one kernel ({listed})"
 
 
 def _message(index: GraphIndex, candidate: FusionCandidate, total: CostEstimate, count: int) -> str:
     dtype = index.values[candidate.outputs[0]].dtype
     times = f", {count} times in the run" if count > 1 else ""
+    ops = len(candidate.nodes) - len(candidate.views)
     return (
-        f"{len(candidate.nodes)} ops over {_shape(candidate)} {dtype}{times}: together they move "
+        f"{ops} ops over {_shape(candidate)} {dtype}{times}: together they move "
         f"{bytes_text(total.bytes_before)} in {total.launches_before} launches; fused, "
         f"{bytes_text(total.bytes_after)} in {total.launches_after}. Estimated "
         f"{time_text(total.time_before_us)} → {time_text(total.time_after_mid_us)}, saving "

@@ -23,7 +23,7 @@ Refusal = tuple[str, str]  # blocker code, message
 BLOCKER_CODES: Mapping[str, str] = MappingProxyType(
     {
         "not-elementwise": "one output element needs many input elements",
-        "view": "a view changes the indexing; views are not folded into index maps",
+        "view": "a view changes the indexing in a way that does not fold into the kernel's own",
         "copy": "moves elements to other places",
         "random": "draws random numbers; fused, the generator would advance differently",
         "host-sync": "brings a value to Python, where control may depend on it",
@@ -68,7 +68,7 @@ _MANY_TO_ONE = {
 }
 _KIND_REFUSALS: dict[str, Refusal] = {
     **{kind: ("not-elementwise", text) for kind, text in _MANY_TO_ONE.items()},
-    "view": ("view", "a view changes the indexing, and views are not folded into index maps"),
+    "view": ("view", "it changes the indexing, and does not fold into that of a kernel here"),
     "metadata": ("view", "it handles metadata only and computes nothing"),
     "copy": ("copy", "it moves elements to other places"),
     "random": ("random", "it draws random numbers; a fused kernel would draw others"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fusion_advisor.analysis.graph_index import GraphIndex, is_dense, same_layout
 from fusion_advisor.analysis.growth import larger_shape
 from fusion_advisor.analysis.legality import Refusal
+from fusion_advisor.ops.views import Dims
 from fusion_advisor.records import FusionCandidate, OperandMap
 
 # A CUDA launch and a Numba signature stay manageable, and every pointer costs two registers.
@@ -24,13 +25,20 @@ MAX_MEMBERS = 128  # compile time of one kernel grows faster than its length
 
 @dataclass(slots=True)
 class Piece:
-    """Members (positions, in order) of what may become a candidate, and how they are seen."""
+    """Members (positions, in order) of what may become a candidate, and how they are seen.
+
+    ``views`` are the members that only change the indexing, ``maps`` the operands that are not
+    read by broadcasting alone, ``parts`` the pieces that these views joined.
+    """
 
     members: list[int]
     shape: tuple[int, ...] = ()
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     saved: list[str] = field(default_factory=list)
+    views: list[int] = field(default_factory=list)
+    maps: dict[str, Dims] = field(default_factory=dict)
+    parts: list[Piece] = field(default_factory=list)
 
 
 class Partition:
@@ -49,7 +57,7 @@ class Partition:
             members = work.pop()
             if len(members) < 2:
                 continue
-            piece = self._look(members)
+            piece = self.look(members)
             parts = self._limit_cut(piece) or self._output_cut(piece)
             if parts is None and self.placed:
                 parts = self.placement_cut(piece)
@@ -59,7 +67,7 @@ class Partition:
                 work.extend(component for part in parts for component in self._components(part))
         return sorted(done, key=lambda piece: piece.members[0])
 
-    def _look(self, members: list[int]) -> Piece:
+    def look(self, members: list[int]) -> Piece:
         """Find the operands, outputs and iteration space of the members as one kernel."""
         index = self.index
         inside = set(members)
@@ -285,16 +293,15 @@ class Partition:
         return list(groups.values())
 
 
-def operand_map(value: str, shape: tuple[int, ...], space: tuple[int, ...]) -> OperandMap:
-    """How an operand of ``shape`` is read at an index of the iteration ``space``."""
+def operand_dims(shape: tuple[int, ...], space: tuple[int, ...]) -> Dims:
+    """How an operand of ``shape`` broadcasts over the iteration ``space``."""
     if shape == space:
-        return OperandMap(value=value, dims=tuple(range(len(space))))
+        return tuple(range(len(space)))
     lead = len(space) - len(shape)
-    dims = tuple(
+    return tuple(
         None if d < lead or (shape[d - lead] == 1 and size != 1) else d - lead
         for d, size in enumerate(space)
     )
-    return OperandMap(value=value, dims=dims)
 
 
 def make_candidate(index: GraphIndex, piece: Piece, name: str) -> FusionCandidate:
@@ -302,11 +309,20 @@ def make_candidate(index: GraphIndex, piece: Piece, name: str) -> FusionCandidat
     return FusionCandidate(
         id=name,
         nodes=tuple(index.nodes[m].id for m in piece.members),
-        inputs=tuple(operand_map(v, index.values[v].shape, piece.shape) for v in piece.inputs),
+        inputs=tuple(
+            OperandMap(
+                value=v,
+                dims=piece.maps[v]
+                if v in piece.maps
+                else operand_dims(index.values[v].shape, piece.shape),
+            )
+            for v in piece.inputs
+        ),
         outputs=tuple(piece.outputs),
         saved=tuple(piece.saved),
         shape=piece.shape,
         pattern="chain" if _is_chain(index, piece) else "dag",
+        views=tuple(index.nodes[m].id for m in piece.views),
     )
 
 

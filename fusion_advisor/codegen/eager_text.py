@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fusion_advisor import ops
 from fusion_advisor.codegen.naming import Namer
 from fusion_advisor.errors import UnsupportedOpError
+from fusion_advisor.ops.views import size_free
 from fusion_advisor.records import (
     Argument,
     FusedProgram,
@@ -59,6 +60,11 @@ _METHODS = frozenset(
     """.split()
 )
 _FUNCTIONAL = frozenset(["silu", "gelu", "hardswish", "hardsigmoid", "mish"])
+_VIEW_METHODS = frozenset(
+    """
+    aten.detach.default aten.t.default aten.transpose.int aten.unflatten.int aten.unsqueeze.default
+    """.split()
+)
 _TORCH_OVERLOADS = {
     "aten.where.self": "torch.where",
     "aten.rsub.Scalar": "torch.rsub",
@@ -98,12 +104,19 @@ class _Writer:
         self.program = program
         self.nodes = [node for node in graph.nodes if node.id in members]
         self.specs: dict[str, TensorSpec] = {spec.id: spec for spec in graph.values}
+        self.nodes = [self._for_all_sizes(node) for node in self.nodes]
         self.names = {str(p.value): p.name for p in program.inputs if p.kind == "tensor"}
         self.operands = frozenset(self.names)
         self.scalars = {(p.node, p.position): p.name for p in program.inputs if p.kind == "scalar"}
         self.namer = Namer()
         for operand in program.inputs:
             self.namer.take(operand.name)
+
+    def _for_all_sizes(self, node: OpNode) -> OpNode:
+        """A view between the ops without the recorded sizes."""
+        if node.kind != "view" or not node.inputs or not node.outputs:
+            return node
+        return size_free(node, self.specs[node.inputs[0]].shape, self.specs[node.outputs[0]].shape)
 
     def argument(self, node: OpNode, argument: Argument, position: int) -> str:
         """One argument as source text."""
@@ -205,6 +218,10 @@ def _expression(name: str, args: list[str], kwargs: list[tuple[str, str]], casts
         return f"torch.{base}({everything})"
     if name == "aten._to_copy.default" and casts and [key for key, _ in kwargs] == ["dtype"]:
         return f"{args[0]}.to({kwargs[0][1]})"
+    if name == "aten.permute.default":
+        return f"{args[0]}.permute({args[1].strip('[]')})"
+    if name in _VIEW_METHODS:
+        return f"{args[0]}.{base}({', '.join(args[1:])})"
     if name == "aten.clone.default":
         rest = ", ".join(f"{key}={text}" for key, text in kwargs)
         return f"{args[0]}.clone({rest})"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from fusion_advisor.errors import UnsupportedOpError
-from fusion_advisor.records import FusionCandidate, OperandMap, TensorSpec
+from fusion_advisor.ops.views import inner_parts
+from fusion_advisor.records import FusionCandidate, TensorSpec
 
 Layout = Literal["dense", "strided"]
 
@@ -76,85 +78,94 @@ def _output_order(outputs: tuple[TensorSpec, ...], shape: tuple[int, ...]) -> tu
     return order
 
 
-def _full_dimensions(operand: OperandMap, spec: TensorSpec, rank: int) -> frozenset[int]:
-    """Iteration dimensions the operand has itself; the map must align from the right."""
-    missing = rank - len(spec.shape)
-    full = set()
-    for dimension, own in enumerate(operand.dims):
-        if own is None:
-            continue
-        if own != dimension - missing:
-            raise UnsupportedOpError(
-                f"operand {operand.value} is read with its dimensions permuted; "
-                "only broadcasting is supported"
-            )
-        full.add(dimension)
-    return frozenset(full)
+def walking_strides(
+    dims: tuple[int | None, ...], strides: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[int | None, ...]:
+    """How far an operand moves per step of each iteration dimension; None where it is broadcast.
+
+    A dimension of the operand that is split over several places moves in whole inner parts.
+    """
+    return tuple(
+        None
+        if own is None
+        else strides[own] * math.prod([shape[d] for d in inner_parts(dims, axis)])
+        for axis, own in enumerate(dims)
+    )
 
 
-def _mergeable(outer: int, inner: int, shape: tuple[int, ...], spec: TensorSpec) -> bool:
-    """Whether one stride walks both dimensions of an operand that has both."""
-    missing = len(shape) - len(spec.shape)
-    strides = [spec.strides[d - missing] for d in (outer, inner)]
-    if shape[outer] == 1 or 0 in shape:
-        return True
-    if shape[inner] == 1:
-        return True
-    return strides[0] == strides[1] * shape[inner]
+def broadcasts(dims: tuple[int | None, ...], rank: int) -> bool:
+    """Whether an operand of ``rank`` is read by plain broadcasting, aligned from the right."""
+    missing = len(dims) - rank
+    return missing >= 0 and all(own is None or own == d - missing for d, own in enumerate(dims))
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """An operand over the iteration space.  ``fixed``: sizes of 1 may be longer another time."""
+
+    strides: tuple[int | None, ...]
+    shape: tuple[int, ...]
+    fixed: bool
+
+    def owns(self, dimension: int) -> bool:
+        return self.strides[dimension] is not None
+
+    def mergeable(self, outer: int, inner: int) -> bool:
+        """Whether one stride walks both dimensions of an operand that has both."""
+        first, second = self.strides[outer], self.strides[inner]
+        if 0 in self.shape:
+            return True
+        if 1 in (self.shape[outer], self.shape[inner]):
+            return not self.fixed
+        return first is not None and second is not None and first == second * self.shape[inner]
 
 
 def plan_space(candidate: FusionCandidate, values: dict[str, TensorSpec]) -> SpaceLayout:
     """Groups and operand layouts for a candidate's iteration space.
 
     Raises:
-        UnsupportedOpError: an output that is not dense, outputs of different layout,
-            or an operand that is not read by plain broadcasting.
+        UnsupportedOpError: an output that is not dense, or outputs of different layout.
     """
-    shape, rank = candidate.shape, len(candidate.shape)
+    shape = candidate.shape
     outputs = tuple(values[name] for name in candidate.outputs)
     if not outputs:
         raise UnsupportedOpError("the group has no output that is used later; nothing to compute")
     order = _output_order(outputs, shape)
-    full = {
-        operand.value: _full_dimensions(operand, values[operand.value], rank)
+    # Through a view, a dimension of size 1 may lie anywhere: merged by chance, it would make the
+    # kernel refuse every other size.
+    viewed = any(not broadcasts(o.dims, len(values[o.value].shape)) for o in candidate.inputs)
+    walks = {
+        operand.value: _Walk(
+            walking_strides(operand.dims, values[operand.value].strides, shape), shape, viewed
+        )
         for operand in candidate.inputs
     }
     groups: list[list[int]] = []
     for dimension in order:
-        if groups and all(
-            _joins(groups[-1], dimension, shape, values[value], own) for value, own in full.items()
-        ):
+        if groups and all(_joins(groups[-1], dimension, walk) for walk in walks.values()):
             groups[-1].append(dimension)
         else:
             groups.append([dimension])
     frozen = tuple(tuple(group) for group in groups) or ((),)
-    operands = {
-        value: _operand_layout(values[value], own, frozen, shape) for value, own in full.items()
-    }
+    operands = {value: _operand_layout(walk, frozen) for value, walk in walks.items()}
     return SpaceLayout(frozen, operands)
 
 
-def _joins(
-    group: list[int], dimension: int, shape: tuple[int, ...], spec: TensorSpec, own: frozenset[int]
-) -> bool:
+def _joins(group: list[int], dimension: int, walk: _Walk) -> bool:
     """Whether an operand lets ``dimension`` be walked together with the group before it."""
-    if (group[-1] in own) != (dimension in own):
+    if walk.owns(group[-1]) != walk.owns(dimension):
         return False
-    if dimension not in own:
+    if not walk.owns(dimension):
         return True
-    moving = [d for d in group if shape[d] != 1]
-    return not moving or _mergeable(moving[-1], dimension, shape, spec)
+    if walk.fixed:
+        return walk.mergeable(group[-1], dimension)
+    moving = [d for d in group if walk.shape[d] != 1]
+    return not moving or walk.mergeable(moving[-1], dimension)
 
 
-def _operand_layout(
-    spec: TensorSpec,
-    own: frozenset[int],
-    groups: tuple[tuple[int, ...], ...],
-    shape: tuple[int, ...],
-) -> OperandLayout:
-    mine = tuple(index for index, group in enumerate(groups) if all(d in own for d in group))
-    missing = len(shape) - len(spec.shape)
+def _operand_layout(walk: _Walk, groups: tuple[tuple[int, ...], ...]) -> OperandLayout:
+    mine = tuple(index for index, group in enumerate(groups) if all(walk.owns(d) for d in group))
     dimensions = [d for index in mine for d in groups[index]]
-    sizes = tuple(shape[d] for d in dimensions)
-    strides = tuple(spec.strides[d - missing] for d in dimensions)
+    sizes = tuple(walk.shape[d] for d in dimensions)
+    strides = tuple(walk.strides[d] or 0 for d in dimensions)
     return OperandLayout(mine, "dense" if _is_row_major(sizes, strides) else "strided")

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fusion_advisor import ops
 from fusion_advisor.codegen.eager_text import fills_unread, stand_in
-from fusion_advisor.codegen.layout import SpaceLayout, plan_space
+from fusion_advisor.codegen.layout import SpaceLayout, broadcasts, plan_space
 from fusion_advisor.codegen.naming import Namer, identifier, name_operands
 from fusion_advisor.codegen.program import check_program, live_statements
 from fusion_advisor.errors import UnsupportedOpError
@@ -59,6 +59,7 @@ class _Lowering:
         for operand in self.candidate.inputs:
             spec = self.specs[operand.value]
             layout = self.space.operands[operand.value]
+            viewed = not broadcasts(operand.dims, len(spec.shape))
             inputs.append(
                 ProgramInput(
                     name=names[operand.value],
@@ -67,6 +68,8 @@ class _Lowering:
                     groups=layout.groups,
                     layout=layout.layout,
                     value=operand.value,
+                    dims=operand.dims if viewed else (),
+                    rank=len(spec.shape) if viewed else 0,
                 )
             )
         return inputs
@@ -110,6 +113,11 @@ class _Lowering:
 
     def lower_node(self, node: OpNode) -> None:
         """Append one op's statements and remember its results."""
+        if node.id in self.candidate.views:
+            if node.inputs[0] not in self.values:
+                raise UnsupportedOpError(f"{node.op} views {node.inputs[0]}, not made in the group")
+            self.values[node.outputs[0]] = self.values[node.inputs[0]]
+            return
         info = ops.lookup(node.op)
         if info is None or info.recipe is None:
             reason = info.reason if info is not None else f"it is a {node.kind} op"

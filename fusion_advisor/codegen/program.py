@@ -80,6 +80,13 @@ def _check_input(program: FusedProgram, operand: ProgramInput) -> None:
         return
     if any(not 0 <= group < len(program.groups) for group in operand.groups):
         raise _fail(program, f"{operand.name} is read at groups {operand.groups} that do not exist")
+    walked = {d for group in operand.groups for d in program.groups[group]}
+    if operand.dims and (
+        len(operand.dims) != program.rank
+        or {d for d, own in enumerate(operand.dims) if own is not None} != walked
+        or any(own is not None and not 0 <= own < operand.rank for own in operand.dims)
+    ):
+        raise _fail(program, f"{operand.name}'s dimensions {operand.dims} do not fit its groups")
     if list(operand.groups) != sorted(set(operand.groups)):
         raise _fail(program, f"{operand.name}'s groups {operand.groups} are not in walking order")
 
@@ -149,7 +156,10 @@ def program_hash(program: FusedProgram) -> str:
             return [arg.dtype, repr(arg.value)]
         return [number(arg)]
 
-    inputs = [[number(p.name), p.kind, p.dtype, list(p.groups), p.layout] for p in program.inputs]
+    inputs = [
+        [number(p.name), p.kind, p.dtype, list(p.groups), p.layout, *([p.dims] if p.dims else [])]
+        for p in program.inputs
+    ]
     statements = [
         [number(s.name), s.opcode, [argument(arg) for arg in s.args], s.dtype, s.stage]
         for s in program.statements

@@ -145,6 +145,8 @@ def _bytes(spec: TensorSpec) -> int:
 def _eager_bytes(nodes: list[OpNode], specs: Mapping[str, TensorSpec]) -> int:
     total = 0
     for node in nodes:
+        if ops.lookup(node.op) is None:  # a view moves nothing
+            continue
         read = {a.value for a in _references(node)}
         total += sum(_bytes(specs[value]) for value in (*read, *node.outputs) if value in specs)
     return total
@@ -156,7 +158,9 @@ def _references(node: OpNode) -> list[ValueRef]:
 
 def _header(program: FusedProgram, nodes: list[OpNode], specs: Mapping[str, TensorSpec]) -> str:
     """What is fused, from where, and the traffic at the captured sizes."""
-    names = [node.op.split(".")[1].strip("_") for node in nodes]
+    # Views between the ops are no ops of the kernel: they only change how it indexes.
+    computing = [node for node in nodes if ops.lookup(node.op) is not None]
+    names = [node.op.split(".")[1].strip("_") for node in computing]
     tensors = [p for p in program.inputs if p.kind == "tensor"]
     read = sum(_bytes(specs[str(p.value)]) for p in tensors)
     written = sum(_bytes(specs[output.value]) for output in program.outputs)
@@ -187,7 +191,9 @@ def _operand_note(operand: ProgramInput, program: FusedProgram) -> str:
             for dimension in group
         ]
         notes.append(f"broadcast over dimensions {', '.join(map(str, sorted(absent)))}")
-    if operand.layout == "strided":
+    if operand.dims:
+        notes.append("read through the views in the chain")
+    elif operand.layout == "strided":
         notes.append("read with its own strides")
     return " and ".join(notes)
 
@@ -200,9 +206,11 @@ def _function_text(program: FusedProgram, eager_name: str, kernels: dict[str, st
     operands = []
     for operand in program.inputs:
         if operand.kind == "tensor":
-            layout = ', layout="strided"' if operand.layout == "strided" else ""
+            extra = ', layout="strided"' if operand.layout == "strided" else ""
+            if operand.dims:
+                extra += f", dims={operand.dims}, rank={operand.rank}"
             operands.append(
-                f'Operand("{operand.name}", "{operand.dtype}", {operand.groups}{layout})'
+                f'Operand("{operand.name}", "{operand.dtype}", {operand.groups}{extra})'
             )
     outputs = [f'Output("{output.name}", "{output.dtype}")' for output in program.outputs]
     scalars = [f'("{p.name}", "{p.dtype}")' for p in program.inputs if p.kind == "scalar"]

@@ -15,6 +15,7 @@ from fusion_advisor.fixes.callees import Callees, literal_number
 from fusion_advisor.fixes.evidence import Evidence, Match, Operand, base_name
 from fusion_advisor.fixes.refusal import Refusal
 from fusion_advisor.fixes.source_index import SourceIndex
+from fusion_advisor.ops import lookup
 from fusion_advisor.records import FusionCandidate, OpGraph, OpNode
 
 # (op, argument position) where a recipe depends on the number itself, so that it must be literal
@@ -33,6 +34,13 @@ def match_chain(
     """One match per expression of the chain, in the order they ran; ``Refusal`` otherwise."""
     groups: dict[ast.AST, list[OpNode]] = {}
     for node in nodes:
+        if node.kind in ("view", "metadata") and lookup(node.op) is None:
+            raise Refusal(
+                "view",
+                f"the chain goes through a view (`{base_name(node.op)}`), which the text of a "
+                "call cannot take in; apply the kernel by hand where the shapes are known",
+                (node.id,),
+            )
         if node.span is None:
             raise Refusal("no-source", f"{node.op} has no source place", (node.id,))
         place = index.expression_at(node.span)

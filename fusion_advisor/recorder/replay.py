@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fusion_advisor.errors import CaptureError
+from fusion_advisor.ops.views import size_free
 from fusion_advisor.recorder.program import Program, symbol_value, undisturbed
 from fusion_advisor.recorder.proof import prove
 from fusion_advisor.recorder.schema import OpSchema, find_op, outputs_in_order
@@ -163,14 +164,21 @@ def subgraph(
     writes in place works on a copy, so the given tensors stay as they are.  With
     ``high_precision`` the inputs are to be float64 (complex128) and every floating
     dtype among the ops' arguments becomes float64, so that no rounding to a smaller
-    type remains.
+    type remains.  Reshapes that split a dimension or add one fit other sizes as well.
 
     Raises:
         CaptureError: an op cannot be replayed, or reads a value that is neither an input
             nor made inside.
     """
     wanted = set(node_ids)
-    nodes = [node for node in graph.nodes if node.id in wanted]
+    shapes = {spec.id: spec.shape for spec in graph.values}
+    nodes = [
+        size_free(node, shapes[node.inputs[0]], shapes[node.outputs[0]])
+        if node.kind == "view" and node.inputs and node.outputs
+        else node
+        for node in graph.nodes
+        if node.id in wanted
+    ]
     if len(nodes) != len(wanted):
         known = {node.id for node in nodes}
         raise CaptureError(f"The graph has no op {', '.join(sorted(wanted - known))}.")

@@ -252,7 +252,7 @@ def _why_not(report: Report, *, limit: int) -> str:
 def _candidates(report: Report) -> str:
     rows = "".join(
         f'<tr><th scope="row" style="{_CELL}">{escaped(candidate.id)}</th>'
-        f'<td style="{_RIGHT}">{plural(len(candidate.nodes), "op")}</td>'
+        f'<td style="{_RIGHT}">{plural(len(candidate.nodes) - len(candidate.views), "op")}</td>'
         f'<td style="{_RIGHT}">{escaped(time_text(estimate.saved_mid_us))}</td></tr>'
         for candidate, estimate in zip(report.candidates, report.estimates, strict=False)
     )

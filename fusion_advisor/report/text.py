@@ -151,7 +151,7 @@ def _candidates(report: Report) -> str:
         rows.append(
             (
                 f"  {one_line(candidate.id)}",
-                plural(len(candidate.nodes), "op"),
+                plural(len(candidate.nodes) - len(candidate.views), "op"),
                 f"saves {time_text(estimate.saved_mid_us)}",
                 f"{bytes_text(estimate.bytes_before)} → {bytes_text(estimate.bytes_after)}",
                 place_text(first.span) if first is not None else "",

@@ -12,13 +12,17 @@ class Operand:
     """A tensor operand: read at the iteration ``groups`` named, broadcast over the others.
 
     ``layout`` is ``dense`` (its elements lie one after another in walking order) or ``strided``
-    (one run-time stride per group).
+    (one run-time stride per group).  An operand that the chain reads through views has ``dims``:
+    per iteration dimension its own one that is walked there, of ``rank`` in all, None where it is
+    broadcast.  One that is named several times is split over those places, outermost first.
     """
 
     name: str
     dtype: str
     groups: tuple[int, ...]
     layout: Literal["dense", "strided"] = "dense"
+    dims: tuple[int | None, ...] = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,14 +63,41 @@ def numpy_dtype(dtype: str) -> np.dtype:
 
 
 def iteration_shape(candidate: FusionCandidate, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """The sizes of the iteration space for these operands."""
+    """The sizes of the iteration space for these operands.
+
+    A dimension that a view splits has inner parts of the recorded sizes.
+    """
     rank = len(candidate.shape)
     shape = [1] * rank
     for operand, tensor in zip(candidate.inputs, tensors, strict=True):
         for axis, own in enumerate(operand.dims):
-            if own is not None and tensor.shape[own] != 1:
+            if own is None:
+                continue
+            if own in operand.dims[:axis]:
+                shape[axis] = candidate.shape[axis]
+            elif own in operand.dims[axis + 1 :]:
+                inner = [candidate.shape[d] for d in inner_axes(operand.dims, axis)]
+                shape[axis] = tensor.shape[own] // _product(inner)
+            elif tensor.shape[own] != 1:
                 shape[axis] = tensor.shape[own]
     return tuple(shape)
+
+
+def inner_axes(dims: tuple[int | None, ...], axis: int) -> list[int]:
+    """The axes after ``axis`` over which the same dimension of the operand is split."""
+    return [
+        d for d in range(axis + 1, len(dims)) if dims[axis] is not None and dims[d] == dims[axis]
+    ]
+
+
+def axis_stride(
+    dims: tuple[int | None, ...], axis: int, tensor: torch.Tensor, shape: tuple[int, ...]
+) -> int:
+    """How many elements of the operand's memory one step along an axis is."""
+    own = dims[axis]
+    if own is None or tensor.shape[own] == 1:
+        return 0
+    return tensor.stride(own) * _product(shape[d] for d in inner_axes(dims, axis))
 
 
 def launch_spec(
@@ -142,8 +169,7 @@ def _group_stride(
     for axis in reversed(axes):
         if shape[axis] == 1 or 0 in shape:
             continue
-        own = operand.dims[axis]
-        own_stride = 0 if own is None or tensor.shape[own] == 1 else tensor.stride(own)
+        own_stride = axis_stride(operand.dims, axis, tensor, shape)
         if stride is None:
             stride = own_stride
         elif own_stride != expected:

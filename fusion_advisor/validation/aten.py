@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fusion_advisor.errors import ValidationError
 from fusion_advisor.ops import functional_name
+from fusion_advisor.ops.views import size_free
 from fusion_advisor.records import Argument, FusionCandidate, OpGraph, OpNode, Symbol, ValueRef
 
 
@@ -61,8 +63,9 @@ def _symbol(symbol: Symbol, wide: bool) -> Any:
 def needed_nodes(graph: OpGraph, candidate: FusionCandidate) -> tuple[OpNode, ...]:
     """The nodes that lead from the candidate's inputs to its outputs, in recorded order.
 
-    Views between the candidate's own nodes are part of them.
+    Views between the candidate's own nodes are part of them, for all sizes.
     """
+    shapes = {spec.id: spec.shape for spec in graph.values}
     producer = {value: node for node in graph.nodes for value in node.outputs}
     stop = {operand.value for operand in candidate.inputs}
     found: dict[str, OpNode] = {}
@@ -79,7 +82,26 @@ def needed_nodes(graph: OpGraph, candidate: FusionCandidate) -> tuple[OpNode, ..
         if node.id not in found:
             found[node.id] = node
             waiting.extend(node.inputs)
-    return tuple(sorted(found.values(), key=lambda node: node.index))
+    nodes = sorted(found.values(), key=lambda node: node.index)
+    return tuple(
+        size_free(node, shapes[node.inputs[0]], shapes[node.outputs[0]])
+        if node.id in candidate.views
+        else node
+        for node in nodes
+    )
+
+
+def without_views(graph: OpGraph, candidate: FusionCandidate) -> OpGraph:
+    """The graph with the candidate's views as the same tensor again: for lists of elements."""
+    return replace(
+        graph,
+        nodes=tuple(
+            replace(node, op="aten.alias.default", args=node.args[:1], kwargs=())
+            if node.id in candidate.views
+            else node
+            for node in graph.nodes
+        ),
+    )
 
 
 def bind_outputs(node: OpNode, result: Any) -> dict[str, torch.Tensor]:

@@ -151,8 +151,7 @@ class _Chain:
             for value in node.outputs:
                 if value not in self.eager:
                     continue
-                marks = [ambiguous[name] for name in node.inputs if name in ambiguous]
-                mask = _marked(node, marks, self.eager)
+                mask = _marked(node, ambiguous, self.eager)
                 moved = mask if sides else None
                 interval, jumped = self._image(node, value, intervals, side, moved)
                 intervals[value] = interval
@@ -169,8 +168,7 @@ class _Chain:
         """Elements of each value that depend on a float → integer cast out of range."""
         found: dict[str, torch.Tensor] = {}
         for node in self.nodes:
-            marks = [found[name] for name in node.inputs if name in found]
-            mask = _marked(node, marks, self.eager)
+            mask = _marked(node, found, self.eager)
             for value in node.outputs:
                 result = self.eager.get(value)
                 if result is None:
@@ -306,6 +304,8 @@ def _out_of_range(
 
 def _jumps(node: OpNode, eager: torch.Tensor) -> bool:
     info = lookup(node.op)
+    if node.kind in ("view", "metadata"):
+        return False
     return (info is not None and info.discontinuous) or not eager.dtype.is_floating_point
 
 
@@ -394,11 +394,12 @@ def _spread(
 
 
 def _marked(
-    node: OpNode, masks: Sequence[torch.Tensor], eager: Mapping[str, torch.Tensor]
+    node: OpNode, masks: Mapping[str, torch.Tensor], eager: Mapping[str, torch.Tensor]
 ) -> torch.Tensor | None:
-    shape = eager[node.outputs[0]].shape
+    """Elements of a node's first result that depend on a marked element of an operand."""
     result: torch.Tensor | None = None
-    for mask in masks:
-        seen = mask.reshape(shape) if mask.numel() == shape.numel() else mask.broadcast_to(shape)
-        result = seen if result is None else result | seen
+    for name in node.inputs:
+        if name in masks:
+            seen = _spread(node, name, masks[name], eager, node.outputs[0])
+            result = seen if result is None else result | seen
     return result

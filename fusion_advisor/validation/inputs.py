@@ -164,6 +164,8 @@ def _narrowed(
     cut = []
     for operand, tensor in zip(candidate.inputs, tensors, strict=True):
         own = operand.dims[outer]
+        if own is not None and operand.dims.count(own) > 1:
+            return tensors  # cut inside a split, the parts would change
         full = own is not None and tensor.shape[own] > 1
         cut.append(tensor.narrow(own, 0, keep) if full and own is not None else tensor)
     return tuple(cut)
@@ -190,7 +192,11 @@ class _Builder:
         self._generator = torch.Generator().manual_seed(seed)
 
     def case(self, name: str, shape: tuple[int, ...], values: Values, offset: int) -> Case:
-        """Operands for one iteration space; every operand starts ``offset`` elements in."""
+        """Operands for one iteration space; every operand starts ``offset`` elements in.
+
+        Where views split a dimension, its inner parts keep their recorded sizes.
+        """
+        shape = self._with_inner_parts(shape)
         tensors = []
         for entry, operand, spec in zip(self._entries, self._operands, self._specs, strict=True):
             own_shape, strides = self._layout(entry, operand, spec, shape)
@@ -198,6 +204,15 @@ class _Builder:
             filled = self._fill(spec, values, extent)
             tensors.append(filled.as_strided(own_shape, strides, offset))
         return Case(name=name, tensors=tuple(tensors), scalars=_captured_scalars(self._program))
+
+    def _with_inner_parts(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        fixed = {
+            axis
+            for operand in self._operands
+            for axis, own in enumerate(operand.dims)
+            if own is not None and own in operand.dims[:axis]
+        }
+        return tuple(self._shape[d] if d in fixed else size for d, size in enumerate(shape))
 
     def _fill(self, spec: TensorSpec, values: Values, count: int) -> torch.Tensor:
         dtype = getattr(torch, spec.dtype)
@@ -217,6 +232,10 @@ class _Builder:
         shape: tuple[int, ...],
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The operand's own sizes and strides for an iteration space of ``shape``."""
+        if len({own for own in operand.dims if own is not None}) < sum(
+            own is not None for own in operand.dims
+        ):
+            return _split_layout(operand, spec, shape)
         own_shape = [1] * len(spec.shape)
         strides = [1] * len(spec.shape)
         groups = [self._program.groups[number] for number in entry.groups]
@@ -269,6 +288,24 @@ class _Builder:
             if own is not None and spec.shape[own] > 1:
                 return spec.strides[own]
         return None
+
+
+def _split_layout(
+    operand: OperandMap, spec: TensorSpec, shape: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes and strides of an operand with a split dimension: its memory order, without gaps."""
+    own_shape = [1] * len(spec.shape)
+    for axis, own in enumerate(operand.dims):
+        if own is not None:
+            own_shape[own] *= shape[axis]
+    strides = [0] * len(spec.shape)
+    step = 1
+    for own in sorted(range(len(own_shape)), key=lambda d: (spec.strides[d], spec.shape[d], -d)):
+        if spec.strides[own] == 0 and spec.shape[own] > 1:
+            continue
+        strides[own] = step
+        step *= max(1, own_shape[own])
+    return tuple(own_shape), tuple(strides)
 
 
 def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:

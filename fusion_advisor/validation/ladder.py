@@ -328,6 +328,9 @@ def _guards(session: Session, runnable: bool) -> str:
     return in_process.check_guards(session)
 
 
+MEDIAN_OF = 32  # elements: half of fewer may all be in gelu's tail, where eager itself is off
+
+
 def _against_float64(session: Session) -> str:
     """Eager and kernel agree within budgets; is eager itself anywhere near the truth?"""
     worst = 0.0
@@ -347,7 +350,7 @@ def _against_float64(session: Session) -> str:
             exact = two.to(torch.float64)
             error = (one.to(torch.float64) - exact).abs() / ulp(exact, one.dtype)
             error = error[torch.isfinite(error) & torch.isfinite(one)]
-            if error.numel():
+            if error.numel() >= MEDIAN_OF:
                 worst = max(worst, float(error.quantile(0.5)))
                 compared += 1
     allowance = 8.0 + 4 * sum(table_budget(node) for node in session.graph.nodes

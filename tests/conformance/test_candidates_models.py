@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 from slow_checker import lonely, problems  # noqa: E402
 from transformers_models import MODELS, build  # noqa: E402
 
-from fusion_advisor.analysis import find_candidates, removable_launches, why_not  # noqa: E402
+from fusion_advisor.analysis import find_candidates, removable_launches  # noqa: E402
 from fusion_advisor.recorder import CaptureOptions, record  # noqa: E402
 from fusion_advisor.records import OpGraph  # noqa: E402
 
@@ -26,12 +26,11 @@ COUNTED = {
     "Qwen2": (19, 31),
     "CLIP": (7, 12),
     "ResNet": (4, 4),
-}
-# Counted by hand, these have more: the rest lies across a view, which is not folded.
-ACROSS_VIEWS = {
-    "GPT-2": ((3, 15), (4, 16)),
-    "Whisper": ((1, 1), (8, 8)),
-    "ConvNeXt": ((0, 0), (2, 2)),
+    "Whisper": (8, 8),  # but for one, across a view
+    "ConvNeXt": (2, 2),  # both across a view
+    # By connection alone there is a fourth pair: the positions, needed whole by the embedding, and
+    # `- 1` of their first one.  The two iterate over different shapes, and both are written.
+    "GPT-2": (3, 15),
 }
 
 
@@ -52,16 +51,11 @@ def test_candidates(name: str) -> None:
         assert problems(graph, found) == []
         assert not any(lonely(graph, candidate) for candidate in found)
     seen = (len(candidates), removable_launches(candidates))
-    blockers = why_not(graph, candidates)
-    if name in ACROSS_VIEWS:
-        here, by_hand = ACROSS_VIEWS[name]
-        assert seen == here
-        through_views = [blocker for blocker in blockers if blocker.code == "view"]
-        assert len(through_views) >= 2 * (by_hand[0] - here[0])
-    else:
+    if name in COUNTED:
         groups, removable = COUNTED[name]
         assert seen[0] >= groups
         assert seen[1] >= removable
+    assert any(c.views for c in candidates) == (name in ("Whisper", "ConvNeXt"))
     if name == "ViT":
         assert seen == (0, 0)
 

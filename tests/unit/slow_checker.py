@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusion_advisor.records import FusionCandidate, OpGraph, OpNode
+import numpy as np
+
+from fusion_advisor.records import FusionCandidate, OperandMap, OpGraph, OpNode
 
 
 def problems(graph: OpGraph, candidates: Sequence[FusionCandidate]) -> list[str]:
@@ -95,10 +97,17 @@ def _shape_problems(graph: OpGraph, candidate: FusionCandidate) -> list[str]:
     external = {v for node in candidate.nodes for v in nodes[node].inputs} - inside
     if {operand.value for operand in candidate.inputs} != external:
         found.append(f"{candidate.id} lists other inputs than it reads")
+    views = {n for n in candidate.nodes if nodes[n].kind in ("view", "metadata")}
+    views -= {n for n in views if nodes[n].op in ("aten.alias.default",)}
+    if views - set(candidate.views) or set(candidate.views) - set(candidate.nodes):
+        found.append(f"{candidate.id} does not say which members are views")
     for operand in candidate.inputs:
         shape = values[operand.value].shape
         if len(operand.dims) != len(candidate.shape):
             found.append(f"{operand.value}: one entry per iteration dimension is needed")
+            continue
+        if candidate.views:
+            found += _index_problems(graph, candidate, operand)
             continue
         for d, dim in enumerate(operand.dims):
             own = len(shape) - (len(candidate.shape) - d)
@@ -118,6 +127,51 @@ def _shape_problems(graph: OpGraph, candidate: FusionCandidate) -> list[str]:
             if not needed and backward and forward and not listed:
                 found.append(f"{value} is saved for backward, but is not listed")
     return found
+
+
+def _index_problems(graph: OpGraph, candidate: FusionCandidate, operand: OperandMap) -> list[str]:
+    """Follow every element of an operand through the members, and compare with the map."""
+    values = {v.id: v for v in graph.values}
+    shape = values[operand.value].shape
+    places = np.arange(int(np.prod(shape))).reshape(shape)
+    seen: dict[str, np.ndarray] = {operand.value: places}
+    for node in (n for n in graph.nodes if n.id in candidate.nodes):
+        known = [(v, seen[v]) for v in node.inputs if v in seen]
+        if not known:
+            continue
+        for output in node.outputs:
+            target = values[output].shape
+            if node.id in candidate.views:
+                array = np.broadcast_to(known[0][1], values[known[0][0]].shape)
+                seen[output] = _numpy_view(node, array, target)
+                continue
+            arrays = [np.broadcast_to(array, target) for _, array in known]
+            if any((array != arrays[0]).any() for array in arrays):
+                return [f"{operand.value} is read at two places for one element of {output}"]
+            seen[output] = arrays[0]
+    claimed = np.zeros(candidate.shape, dtype=np.int64)
+    strides = [int(np.prod(shape[d + 1 :])) for d in range(len(shape))]
+    at = np.indices(candidate.shape)
+    for d, own in enumerate(operand.dims):
+        if own is not None:
+            inner = [e for e in range(d + 1, len(operand.dims)) if operand.dims[e] == own]
+            parts = int(np.prod([candidate.shape[e] for e in inner]))
+            claimed += at[d] * parts * strides[own]
+    found = []
+    for value in candidate.outputs:
+        if value in seen and (np.broadcast_to(seen[value], candidate.shape) != claimed).any():
+            found.append(f"{operand.value} is not read where its map says, for {value}")
+    return found
+
+
+def _numpy_view(node: OpNode, array: np.ndarray, target: tuple[int, ...]) -> np.ndarray:
+    if node.op == "aten.permute.default":
+        return array.transpose(node.args[1])
+    if node.op == "aten.transpose.int":
+        return array.swapaxes(node.args[1], node.args[2])
+    if node.op == "aten.t.default":
+        return array.T
+    return array.reshape(target)
 
 
 def _only_kept(graph: OpGraph, node: OpNode) -> bool:
@@ -207,7 +261,9 @@ def _run(
             meaning = (node.op.replace("_.", "."), str(node.args[1:]), seen)
             for number, value in enumerate(node.outputs):
                 result = symbols.setdefault((meaning, number), len(symbols))
-                if group:
+                if group and node.kind in ("view", "metadata"):
+                    registers[value] = seen[0]  # a view shows what is in the memory it views
+                elif group:
                     registers[value] = result
                 elif written := [
                     v for v in node.mutates if values[v].storage == values[value].storage
