@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fusion_advisor import workers
 from fusion_advisor.advice import Advice
 from fusion_advisor.analysis import Analysis, AnalysisOptions, analyze
 from fusion_advisor.devices import find_device
@@ -183,9 +184,16 @@ def profile_code(
 def _advise_on(
     run: Callable[[], Any], options: ProfileOptions, *, rerun: Callable[[], Any] | None
 ) -> Advice:
+    _prepare_workers(options)
     options.say("recording", 0.0)
     recording = record(run, options.capture_options())
     return advise(recording, options, rerun=rerun)
+
+
+def _prepare_workers(options: ProfileOptions) -> None:
+    """Have the process that will prove the recording start while the code runs."""
+    if options.isolated:
+        workers.warm_up()
 
 
 @dataclass(slots=True)
@@ -236,6 +244,7 @@ def capture(
         progress=progress,
     )
     run = Run()
+    _prepare_workers(options)
     recorder = Recorder(options.capture_options())
     try:
         with recorder:

@@ -41,6 +41,9 @@ _IMPORT_TIME_PREFIXES = (
     "TORCH",
 )  # fmt: skip
 _PRELOADED = ("numpy", "torch", "llvmlite", "numba")  # in the template, when the parent has them
+# What proofs and validation need, for a template that is started ahead of them.
+_WARM = (*_PRELOADED, "fusion_advisor.recorder.proof", "fusion_advisor.validation.execution",
+         "fusion_advisor.runtime.cpu_math", "fusion_advisor.runtime.cpu_kernels")  # fmt: skip
 
 
 class WorkerCrash(FusionAdvisorError):  # noqa: N818 - the name says what happened to whom
@@ -151,7 +154,7 @@ class _Template:
 
     def warm_up(self) -> None:
         """Have the libraries imported, without waiting for it."""
-        self._send(Frame("preload", _preload_names()))
+        self._send(Frame("preload", _WARM))
 
     def _write_job(self, function: str, payload: Any, result: Path) -> Path:
         path = self.folder / f"job-{self._jobs}"
@@ -369,14 +372,16 @@ def _discard(template: _Template) -> None:
 def warm_up() -> None:
     """Start the worker process in the background, so that the first job finds it ready.
 
-    It imports what is imported here.  Does nothing where one is already there.
+    It imports torch, Numba and what proofs and validation run.  Does nothing where a process is
+    already there, or cannot be started: the first job says why.
     """
     global _idle
     with _lock:
         if _idle is None and not _live:
-            _idle = _Template()
-            _live.add(_idle)
-            _idle.warm_up()
+            with contextlib.suppress(WorkerCrash):
+                _idle = _Template()
+                _live.add(_idle)
+                _idle.warm_up()
 
 
 def shutdown() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fusion_advisor import workers
 from fusion_advisor.jupyter.magics import FuseMagics
 
 _loaded: dict[int, FuseMagics] = {}  # by shell, so that loading twice changes nothing
@@ -18,6 +19,7 @@ def load(shell: Any) -> None:
     if id(shell) not in _loaded:
         magics = FuseMagics(shell=shell)
         magics.install()
+        workers.warm_up()  # ready by the time of the first profile
         _loaded[id(shell)] = magics
 
 

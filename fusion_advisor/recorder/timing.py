@@ -35,7 +35,7 @@ from fusion_advisor.recorder.tensor_store import TensorStore
 from fusion_advisor.records import Argument, OpGraph, OpTime, Symbol, ValueRef
 
 _BLOCK = 500  # ops per generated function: compiling one huge function takes quadratic time
-_MIN_RUNS = 5
+_MIN_RUNS = 3
 _MAX_RUNS = 60
 _WARM_RUNS = 2
 _PROFILED_RUNS = 3
@@ -68,7 +68,7 @@ def measure(
     store: TensorStore,
     *,
     device: str | None = None,
-    budget_s: float = 5.0,
+    budget_s: float = 2.0,
     clock: Clock = time.perf_counter,
 ) -> Timing:
     """Replay until the budget is spent and return medians.
