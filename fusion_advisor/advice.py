@@ -174,16 +174,18 @@ class Advice:
         """Take one finding's kernels, or all, out again; returns the places put back."""
         if finding_id is not None:
             finding_id = self.finding(finding_id).id
-        places = self._applier.undo(finding_id)
-        self._keep(
-            applied=tuple(
-                dataclasses.replace(fix, undone=True, reason=fix.reason or "undone")
-                if finding_id is None or fix.finding == finding_id
-                else fix
-                for fix in self.report.applied
+        try:
+            return self._applier.undo(finding_id)
+        finally:
+            left = self._applier.in_place
+            self._keep(
+                applied=tuple(
+                    fix
+                    if fix.undone or fix.finding in left
+                    else dataclasses.replace(fix, undone=True, reason="undone")
+                    for fix in self.report.applied
+                )
             )
-        )
-        return places
 
     def cell_fix(self, finding_id: str, source: str | None = None) -> Fix:
         """The edit of the cell or file that holds a finding, as text; refusals are blockers.
@@ -229,7 +231,12 @@ class Advice:
     # -- keeping ---------------------------------------------------------------------------
 
     def export(self, path: str | Path) -> Path:
-        """Write the report; the suffix chooses: ``.html``, ``.json`` or ``.txt``."""
+        """Write the report; the suffix chooses: ``.html``, ``.json`` or ``.txt``.
+
+        ``.py`` writes a module that puts the kernels in place (:meth:`export_module`).
+        """
+        if Path(path).suffix.lower() == ".py":
+            return self.export_module(path)
         return export_report(self.report, path)
 
     def close(self) -> None:

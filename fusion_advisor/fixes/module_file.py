@@ -155,7 +155,7 @@ def _sharing(function):
 def _compile(function, lines, start, source):
     """The function's code with its source replaced, compiled in its own file."""
     old = function.__code__
-    text = linecache.getlines(old.co_filename)
+    text = list(linecache.getlines(old.co_filename))  # the cache itself stays as it is
     text[start - 1 : start - 1 + len(lines)] = source.splitlines(keepends=True)
     flags = 0
     for name in __future__.all_feature_names:

@@ -372,12 +372,21 @@ class FuseMagics(Magics):
 
           %fuse_export PATH     a name that ends in .html (one self-contained page), .json (read
                                 back without loss) or .txt
+          %fuse_export NAME.py  a module with the validated kernels: apply(model) puts them in
+                                place after a restart, undo(model) takes them out
         """
         with one_line_errors():
             _, words = parse_anywhere(line, (), "%fuse_export")
             if len(words) != 1:
                 raise UsageError("%fuse_export needs one file name: %fuse_export report.html")
-            print(f"Report written to {self._latest().export(Path(words[0]))}")
+            advice = self._latest()
+            if Path(words[0]).suffix.lower() != ".py":
+                print(f"Report written to {advice.export(Path(words[0]))}")
+                return
+            with self._following():
+                written = advice.export(Path(words[0]))
+            print(f"Kernels written to {written}. After a restart, run this cell:\n")
+            print(advice.reapply_cell(written.stem))
 
     def finding_ids(self) -> list[str]:
         """Ids that the magics can reach, latest report first."""

@@ -245,10 +245,10 @@ def test_nothing_says_why() -> None:
 
 
 def test_noise_of_the_run_hides_small_findings() -> None:
-    recording = capture(chain(), us=9000.0, wall_us=6_000_000.0)
+    recording = capture(chain(), us=9000.0, wall_us=600_000.0)
     (finding,) = analyze(recording).findings
     assert 0.002 < finding.share < 0.01
-    noisy = analyze(replace(recording, wall_spread_us=4_000_000.0))
+    noisy = analyze(replace(recording, wall_spread_us=400_000.0))
     assert noisy.findings == ()
     assert "noise" in noisy.nothing
 

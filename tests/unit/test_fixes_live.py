@@ -385,6 +385,7 @@ def test_exported_module_applies_by_import_path(world: World, tmp_path: Path) ->
     assert fused.apply(block) == [f"{world.module.__name__}:Block.forward"]
     assert forward.__code__ is not code
     assert same(block(data()), wanted)
+    assert "".join(linecache.getlines(str(world.path))) == world.path.read_text()
     assert fused.apply(block) == []
     assert fused.undo(block) == [f"{world.module.__name__}:Block.forward"]
     assert forward.__code__ is code
