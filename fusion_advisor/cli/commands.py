@@ -13,7 +13,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusion_advisor._version import __version__
 from fusion_advisor.cli.completion import completion_script
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DONE, FINDINGS, ERROR = 0, 1, 2
 INTERRUPTED = 130  # as shells report a command ended by Ctrl-C
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as every other error here."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2 and the way to the help."""
+        self.exit(ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 class ScriptFailed(Exception):  # noqa: N818 - carries the person's own error to the exit status
@@ -74,7 +82,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands with their help."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="fusion-advisor",
         description="Find, prove and apply kernel fusion in PyTorch code.",
         epilog="Exit status: 0 done, 1 findings (with --fail-on-findings), 2 error.",
@@ -209,7 +217,8 @@ def _advise(parsed: argparse.Namespace, run: Callable[[], Any], *, title: str) -
     sys.stdout.flush()
     from fusion_advisor.report.text import render_text
 
-    print(render_text(report, top=parsed.top, all=parsed.all))
+    saved = next((path for path in parsed.export if format_of(path) == "json"), "")
+    print(render_text(report, top=parsed.top, all=parsed.all, saved=saved))
     for path in parsed.export:
         print(f"Report written to {advice.export(path)}")
     advice.close()
@@ -261,8 +270,12 @@ def _say(stage: str, fraction: float) -> None:
 
 def _report(parsed: argparse.Namespace) -> int:
     report = _load(parsed.file)
-    if parsed.output is None:
-        print(render(report, parsed.format or "text").rstrip("\n"))
+    if parsed.output is None and parsed.format in (None, "text"):
+        from fusion_advisor.report.text import render_text
+
+        print(render_text(report, top=0, all=True, saved=parsed.file))
+    elif parsed.output is None:
+        print(render(report, parsed.format).rstrip("\n"))
     else:
         print(f"Report written to {export_report(report, parsed.output, format=parsed.format)}")
     return _status(report, parsed)

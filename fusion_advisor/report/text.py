@@ -24,11 +24,14 @@ from fusion_advisor.report.view import (
 WIDTH = 100
 
 
-def render_text(report: Report, *, top: int = 10, all: bool = False) -> str:
+def render_text(
+    report: Report, *, top: int = 10, all: bool = False, saved: str | None = None
+) -> str:
     """Headline, figures, ranked findings and why-not list.
 
     ``top`` limits the findings (0: every one); ``all`` adds the legal candidates that are not
-    worth it and the whole why-not list.
+    worth it and the whole why-not list.  ``saved`` is for a shell: the next step is then a
+    command on the report's JSON file of that name ("": not saved yet).
     """
     summary = summarize(report)
     views = finding_views(report)
@@ -39,7 +42,7 @@ def render_text(report: Report, *, top: int = 10, all: bool = False) -> str:
     ]
     if shown:
         blocks.append(_findings_table(shown))
-        blocks.extend(_finding(view) for view in shown)
+        blocks.extend(_finding(view, saved) for view in shown)
     if len(shown) < len(views):
         blocks.append(f"{plural(len(views) - len(shown), 'more finding')}: use --top {len(views)}.")
     if report.applied:
@@ -96,7 +99,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _finding(view: FindingView) -> str:
+def _finding(view: FindingView, saved: str | None = None) -> str:
     finding = view.finding
     lines = [f"{view.id}  {one_line(finding.title)}  [{one_line(finding.rule)}]"]
     lines.append(f"    where   {view.place}")
@@ -115,8 +118,18 @@ def _finding(view: FindingView) -> str:
         lines.append(f"    {mark}     {question_text(verdict)} {one_line(verdict.reason)}")
     lines.extend(f"    note    {one_line(note)}" for note in finding.notes)
     lines.append(f"    safe?   {view.safety}")
-    lines.append(f"    next    {view.next_magic}   or   {view.next_python}")
+    lines.append(f"    next    {_next_step(view, saved)}")
     return "\n".join(lines)
+
+
+def _next_step(view: FindingView, saved: str | None) -> str:
+    if saved is None:
+        return f"{view.next_magic}   or   {view.next_python}"
+    if view.finding.safety == "display-only":
+        return f"fusion-advisor explain {one_line(view.finding.rule)}"
+    if saved:
+        return f"fusion-advisor kernel {one_line(saved)} {view.id}"
+    return f"--export report.json, then: fusion-advisor kernel report.json {view.id}"
 
 
 def _rest(report: Report, *, everything: bool) -> list[str]:

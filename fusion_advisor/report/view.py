@@ -342,6 +342,8 @@ def proof_word(capture: Capture) -> str:
     """How the replay proof ended, in a word or two."""
     proof = capture.proof
     if proof.status == "passed":
+        if not proof.compared_values:
+            return "replayed, nothing to compare"  # no result came back from the run
         return "proven, within tolerance" if proof.tolerant_nodes else "proven bitwise"
     return "not proven" if proof.status == "failed" else "proof not run"
 

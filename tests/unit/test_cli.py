@@ -140,9 +140,53 @@ def test_an_error_is_one_line_and_status_two(advisor, tmp_path, capsys, saved, w
 
 
 @pytest.mark.parametrize("words", [[], ["nonsense"], ["run"], ["run", "x.py", "--top", "0"]])
-def test_wrong_usage_is_status_two(words, capsys):
+def test_wrong_usage_is_one_line_and_status_two(words, capsys):
     assert main(words) == 2
-    assert "usage: fusion-advisor" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("fusion-advisor")
+    assert "--help)" in error
+    assert error.count("\n") == 1
+
+
+def test_the_next_step_is_a_command(advisor, tmp_path, saved, capsys):
+    path = script(tmp_path, "")
+    kept = str(tmp_path / "kept.json")
+    assert main(["run", path]) == 0
+    assert "--export report.json, then: fusion-advisor kernel report.json F1" in (
+        capsys.readouterr().out
+    )
+    assert main(["run", path, "--export", kept]) == 0
+    assert f"next    fusion-advisor kernel {kept} F1" in capsys.readouterr().out
+    assert main(["report", saved]) == 0
+    out = capsys.readouterr().out
+    assert f"next    fusion-advisor kernel {saved} F1" in out
+    assert "%fuse_" not in out
+
+
+@pytest.mark.slow
+def test_the_demo_names_a_line_of_its_script_and_its_report_gives_the_kernel(tmp_path):
+    """In processes of their own, from another folder, as a person would."""
+    root = str(Path(fusion_advisor.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "fusion_advisor", *words],
+            capture_output=True, text=True, cwd=tmp_path, env=environment,
+        )  # fmt: skip
+
+    demo = run("demo", "--export", "demo.json")
+    assert (demo.returncode, demo.stderr) == (0, "")
+    example = Path(fusion_advisor.__file__).parent / "examples" / "written_out_gelu.py"
+    lines = example.read_text().splitlines()
+    number = 1 + next(at for at, line in enumerate(lines) if "torch.tanh" in line)
+    assert f"written_out_gelu.py:{number} in MLP.forward" in demo.stdout
+    assert lines[number - 1].split("h = ")[1] in demo.stdout
+    kernel = run("kernel", "demo.json", "f1", "--target", "cuda")
+    assert (kernel.returncode, kernel.stderr) == (0, "")
+    assert "@cuda.jit" in kernel.stdout
+    assert "@cpu_kernel" not in kernel.stdout
+    assert run("report", "demo.json", "--fail-on-findings").returncode == 1
 
 
 def test_version_and_help(capsys):
