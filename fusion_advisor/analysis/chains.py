@@ -143,9 +143,14 @@ def pair_blockers(grouping: Grouping) -> tuple[Blocker, ...]:
         for info, node in zip(infos, nodes, strict=True)
     ]
     found: list[Blocker] = []
-    keeping = index.keeping
+    # What only keeps a value for backward, or handles metadata, stands in nobody's way.
+    aside = {
+        i
+        for i, node in enumerate(nodes)
+        if i in index.keeping or (node.kind == "metadata" and infos[i] is None)
+    }
     for consumer, node in enumerate(nodes):
-        if consumer in keeping:
+        if consumer in aside:
             continue
         own = elementwise[consumer]
         number = owner.get(consumer)
@@ -153,6 +158,8 @@ def pair_blockers(grouping: Grouping) -> tuple[Blocker, ...]:
         for value in node.inputs:
             producer = producer_of.get(value)
             if producer is None or producer in done or not (own or elementwise[producer]):
+                continue
+            if producer in aside:
                 continue
             done.append(producer)
             if number is None or owner.get(producer) != number:

@@ -150,16 +150,16 @@ def view_problem(shape: Shape, space: Shape, dims: tuple[int | None, ...], rank:
     return ""
 
 
-def viewed(strides: Shape, space: Shape, dims: tuple[int | None, ...]) -> Shape:
-    """An operand's stride along each dimension of ``space``; 0 where it is broadcast.
+def viewed(strides: Shape, space: Shape, dims: tuple[int | None, ...]) -> tuple[Shape, Shape]:
+    """An operand's size and stride along each dimension of ``space``; 1 and 0 if broadcast.
 
     A dimension that is split over several places moves in whole inner parts.
     """
     steps = list(strides)
-    found = [0] * len(space)
+    sizes, found = [1] * len(space), [0] * len(space)
     for place in reversed(range(len(space))):
         own = dims[place]
         if own is not None:
-            found[place] = steps[own]
+            sizes[place], found[place] = space[place], steps[own]
             steps[own] *= space[place]
-    return tuple(found)
+    return tuple(sizes), tuple(found)

@@ -231,10 +231,8 @@ def _plan_operands(
         shape, strides = tuple(tensor.shape), tensor.stride()
         if operand.dims:
             problem = layouts.view_problem(shape, space, operand.dims, operand.rank)
-            shape, strides = (
-                space,
-                (() if problem else layouts.viewed(strides, space, operand.dims)),
-            )
+            if not problem:
+                shape, strides = layouts.viewed(strides, space, operand.dims)
         else:
             problem = layouts.broadcast_problem(shape, space, signature.groups, operand.groups)
             shape, strides = layouts.at_full_rank(shape, strides, signature.rank)

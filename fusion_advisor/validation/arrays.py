@@ -167,7 +167,7 @@ def _group_stride(
     stride: int | None = None
     expected = 0
     for axis in reversed(axes):
-        if shape[axis] == 1 or 0 in shape:
+        if shape[axis] == 1 or tensor.numel() == 0:
             continue
         own_stride = axis_stride(operand.dims, axis, tensor, shape)
         if stride is None:
