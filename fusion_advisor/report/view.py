@@ -293,9 +293,7 @@ def _facts(report: Report) -> list[tuple[str, str, str]]:
         (
             "Time per run",
             time_text(capture.wall_us) if capture.wall_us else "not measured",
-            f"median of warmed, uninstrumented replays (spread {time_text(capture.wall_spread_us)})"
-            if capture.wall_us
-            else "no replay was timed",
+            _wall_text(capture),
         )
     ]
     if report.device is not None:
@@ -336,6 +334,15 @@ def _facts(report: Report) -> list[tuple[str, str, str]]:
     )
     facts.append(("Recording", proof_word(capture), one_line(capture.proof.message)))
     return facts
+
+
+def _wall_text(capture: Capture) -> str:
+    if not capture.wall_us:
+        return "no replay was timed"
+    if not capture.wall_spread_us:
+        return "one warmed, uninstrumented replay: its spread is not known"
+    spread = time_text(capture.wall_spread_us)
+    return f"median of warmed, uninstrumented replays (spread {spread})"
 
 
 def proof_word(capture: Capture) -> str:

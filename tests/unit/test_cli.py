@@ -160,7 +160,7 @@ def test_the_next_step_is_a_command(advisor, tmp_path, saved, capsys):
     assert main(["report", saved]) == 0
     out = capsys.readouterr().out
     assert f"next    fusion-advisor kernel {saved} F1" in out
-    assert "%fuse_" not in out
+    assert "next    %fuse_" not in out
 
 
 @pytest.mark.slow
