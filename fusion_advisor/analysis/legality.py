@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
@@ -106,6 +106,7 @@ def mark_members(index: GraphIndex) -> None:
     known: dict[str, OpInfo | None] = {}
     bad_values = _unsupported_values(index)
     late = _LateReaders(index)
+    backward = [i for i, node in enumerate(index.nodes) if node.phase == "backward"]
     for i, node in enumerate(index.nodes):
         op = node.op
         if op not in known:
@@ -118,6 +119,8 @@ def mark_members(index: GraphIndex) -> None:
             refusal = _call_refusal(index, node, bad_values)
             if refusal is None and node.mutates:
                 refusal = late.refusal(i, node)
+            if refusal is None and index.written_storages and node.grad_enabled:
+                refusal = _lost_for_backward(index, i, node, backward)
         if refusal is None:
             index.infos[i] = info
             index.joinable[i] = _member_producers(index, node)
@@ -191,6 +194,29 @@ def _call_refusal(
     return None
 
 
+def _lost_for_backward(
+    index: GraphIndex, position: int, node: OpNode, backward: Sequence[int]
+) -> Refusal | None:
+    """Whether an op reads what is written before its gradient would be worked out.
+
+    Eager keeps only what each gradient needs; a fused function keeps what it read, and autograd
+    would find that changed.
+    """
+    if not any(index.values[value].requires_grad for value in node.outputs):
+        return None
+    later = bisect_right(backward, position)
+    until = backward[later] if later < len(backward) else len(index.nodes)
+    for value in node.inputs:
+        writers = index.writers.get(index.values[value].storage, ())
+        first = bisect_right(writers, position)
+        if first < len(writers) and writers[first] < until:
+            return (
+                "mutated-input",
+                f"{node.op} reads what is written in place before backward needs it again",
+            )
+    return None
+
+
 def _identity_view_refusal(index: GraphIndex, node: OpNode, output: TensorSpec) -> Refusal | None:
     """A view may be a member when it is its input again and nobody writes that storage."""
     source = index.values[node.inputs[0]] if node.inputs else None
@@ -255,6 +281,12 @@ class _LateReaders:
                 f"{node.op} writes a tensor that lives outside the run; "
                 "a fused kernel would leave it unwritten",
             )
+        if self._may_be_its_input(written.storage):
+            return (
+                "mutated-input",
+                f"{node.op} writes a copy that is made only for some dtypes or strides; "
+                "for others it would write the original",
+            )
         for value in node.inputs:
             operand = index.values[value]
             if operand.storage == written.storage and (
@@ -268,6 +300,21 @@ class _LateReaders:
                 "use the form without the trailing underscore",
             )
         return None
+
+    def _may_be_its_input(self, storage: int) -> bool:
+        """Whether a storage came from ``x.contiguous()``, ``x.to(…)`` and the like."""
+        index = self._index
+        makers = [
+            index.nodes[index.producer[value]]
+            for value in index.written_storages[storage]
+            if value in index.producer
+        ]
+        maker = min(makers, key=lambda node: node.index, default=None)
+        if maker is None or maker.op == "aten._to_copy.default":
+            return maker is not None
+        return maker.op == "aten.clone.default" and any(
+            name == "memory_format" and argument is not None for name, argument in maker.kwargs
+        )
 
     def _look(self, storage: int) -> _StorageSight:
         index = self._index
