@@ -28,6 +28,7 @@ _PARALLEL = {
     "stencil": False,
     "fusion": False,
 }
+_FLAGS = repr((_OPTIONS, _PARALLEL))
 
 
 class CpuKernel:
@@ -51,11 +52,11 @@ class CpuKernel:
     @functools.cached_property
     def parallel(self) -> Any:
         """The twin whose ``prange`` loops run on Numba's threads."""
-        twin = numba.njit(parallel=_PARALLEL, **_OPTIONS)(self.py_func)
+        twin = numba.njit(parallel=dict(_PARALLEL), **_OPTIONS)(self.py_func)  # a copy: emptied
         return compile_cache.attach(twin, self._key("parallel"))
 
     def _key(self, variant: str) -> str:
-        return compile_cache.content_key(self.py_func, variant, _OPTIONS, _PARALLEL)
+        return compile_cache.content_key(self.py_func, variant, _FLAGS)
 
     def entry(
         self, arrays: tuple[ArraySpec, ...], axes: int, scalars: tuple[str, ...]

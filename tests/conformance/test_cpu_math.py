@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import mpmath
+import numba
 import numpy as np
 import pytest
 import torch
 from conformance.sweep_cpu_math import BINARY, UNARY, kernel_of, measure
 
-from fusion_advisor.runtime import cpu_math
+from fusion_advisor.runtime import cpu_kernels, cpu_math, load_kernel
+from fusion_advisor.runtime.loading import text_hash
 
 # Measured maxima (docs/cpu_math.md), rounded up: a worse result is a regression.
 LARGEST_ULP = {
@@ -126,14 +128,33 @@ def test_special_values_as_torch(name: str, dtype: Any) -> None:
     ]
 
 
+def _assembly(kernel: Any, *arguments: np.ndarray, parallel: bool = False) -> str:
+    """The machine code of a twin, compiled here: Numba does not show code that was kept."""
+    options: dict[str, Any] = {"parallel": dict(cpu_kernels._PARALLEL)} if parallel else {}
+    twin = numba.njit(**options, **cpu_kernels._OPTIONS)(kernel.py_func)
+    twin(*arguments)
+    return str(next(iter(twin.inspect_asm().values())))
+
+
+def test_a_parallel_kernel_is_vectorised() -> None:
+    """Outlining the loop body for threads must not cost the vectors."""
+    text = (Path(__file__).parents[1] / "golden/data/gelu_float32.py.txt").read_text()
+    namespace = load_kernel(text, "FusedFunction", text_hash(text))
+    (kernel,) = (item for item in namespace.values() if isinstance(item, cpu_kernels.CpuKernel))
+    out = np.ones(64, np.float32)
+    for parallel in (False, True):
+        assembly = _assembly(kernel, np.ones(64, np.float32), out, parallel=parallel)
+        wide = re.findall(r"\bv(?:mul|fmadd\w*)ps\b[^\n]*%[yz]mm", assembly)
+        if not re.search(r"avx2|asimd|neon", Path("/proc/cpuinfo").read_text()):
+            pytest.skip("no vector unit that this test knows")
+        assert len(wide) >= 8
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_function_that_claims_to_vectorises(dtype: str) -> None:
     scalar = []
     for name in VECTORISED[dtype]:
-        kernel = kernel_of(name)
-        kernel.serial(np.ones(8, dtype), np.ones(8, dtype))
-        compiled = kernel.serial.inspect_asm()
-        assembly = next(text for kinds, text in compiled.items() if kinds[0].dtype.name == dtype)
+        assembly = _assembly(kernel_of(name), *(np.ones(8, dtype) for _ in range(2)))
         suffix = "ps" if dtype == "float32" else "pd"
         if not re.search(rf"\bv\w+{suffix}\b[^\n]*%[yz]mm", assembly):
             scalar.append(name)
@@ -149,9 +170,7 @@ def test_no_contraction_outside_the_maths() -> None:
 
     from fusion_advisor.runtime import cpu_kernel
 
-    kernel = cpu_kernel(multiply_add)
-    kernel.serial(*(np.ones(8, np.float32) for _ in range(3)))
-    assembly = next(iter(kernel.serial.inspect_asm().values()))
+    assembly = _assembly(cpu_kernel(multiply_add), *(np.ones(8, np.float32) for _ in range(3)))
     assert "vmulps" in assembly and "vfmadd" not in assembly
 
 

@@ -119,3 +119,15 @@ def test_a_place_that_cannot_be_written_costs_only_the_compilation(
     out = np.empty_like(x)
     cpu_kernel(_function(2.0, __name__=__name__)).serial(x, out)
     assert np.allclose(out, 2 * np.tanh(1.0))
+
+
+def test_every_parallel_twin_is_compiled_with_the_same_options() -> None:
+    from fusion_advisor.runtime import cpu_kernels
+
+    before = dict(cpu_kernels._PARALLEL)
+    for factor in (1.5, 2.5):
+        kernel = cpu_kernel(_function(factor, __name__=__name__))
+        assert kernel.parallel.targetoptions["parallel"] == before
+        x = np.ones(5, np.float32)
+        kernel.parallel(x, np.empty_like(x))
+        assert before == cpu_kernels._PARALLEL

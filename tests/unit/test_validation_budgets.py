@@ -84,7 +84,7 @@ def test_an_exact_zero_has_no_room() -> None:
 
 def test_a_rounding_flip_in_bfloat16_is_allowed_only_near_the_boundary() -> None:
     x = torch.linspace(-3, 3, 513).bfloat16()
-    allowed = _budget(torch.tanh, x, own=_only("aten.tanh.default", 2.0))
+    allowed = _budget(torch.tanh, x, own=_only("aten.tanh.default", 8.0))
     way = allowed.ways[0]
     free = way.high > way.low
     assert int(free.sum()) < 60, "most elements are far from a rounding boundary"
@@ -163,3 +163,22 @@ def test_wrong_dtype_or_shape_is_a_mismatch_not_a_crash() -> None:
     allowed = _budget(torch.neg, torch.ones(3))
     assert compare(torch.ones(3, dtype=torch.float64), allowed).mismatches == 3
     assert "float32[4]" in compare(torch.ones(4), allowed).first
+
+
+def test_errors_are_shares_of_their_budgets_and_ulps_leave_cancellation_out() -> None:
+    x = torch.tensor([0.3, -6.0])  # 1 + tanh(-6) has lost most of its digits
+    allowed = _budget(lambda x: 1 + torch.tanh(x), x, own=_only("aten.tanh.default", 8.0))
+    low, high = allowed.ways[0].low, allowed.ways[0].high
+    assert float((high - low)[1] / allowed.eager[1].double().abs()) > 1e-3
+    halfway = (allowed.eager.double() + high) / 2
+    noise = torch.stack([allowed.eager[0], halfway[1].float()])
+    found = compare(noise, allowed)
+    assert found.mismatches == 0
+    assert found.worst_ulp == 0.0
+    assert 0.3 < found.worst_share < 0.7
+    off = torch.stack([torch.nextafter(allowed.eager[0], torch.tensor(9.0)), noise[1]])
+    found = compare(off, allowed)
+    assert (found.mismatches, found.worst_ulp) == (0, 1.0)
+    assert found.worst_ulp <= found.budget_ulp < 10
+    beyond = (allowed.eager.double() + 3 * (high - allowed.eager.double())).float()
+    assert compare(beyond, allowed).worst_share > 2

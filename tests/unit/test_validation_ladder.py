@@ -129,3 +129,6 @@ def test_large_inputs_are_judged_where_they_differ() -> None:
     wrong[200, 3] += 1e-3
     (far,) = session.judge(0, [wrong])
     assert far.mismatches == 1
+    wrong[200, 4] += 1e-3  # written after it was judged: nothing is remembered by address
+    assert session.judge(0, [wrong])[0].mismatches == 2
+    assert session.judge(0, [one_up])[0] == close
