@@ -116,7 +116,9 @@ def unified_diff(old: str, new: str, name: str = "cell", context: int = 3) -> st
 
 def fix_diff(fix: Fix, text: str) -> str:
     """The diff of a cell, file or function fix against the text it was made for."""
-    name = fix.path.replace("\\", "/").rsplit("/", 1)[-1] or fix.cell_id or "cell"
+    name = fix.path.replace("\\", "/").rsplit("/", 1)[-1]
+    if fix.where == "cell" or not name:  # a cell's file name is a hash that nobody knows
+        name = fix.cell_id or "cell"
     return unified_diff(text, edited_text(fix, text), name)
 
 

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from fusion_advisor.quantities import bytes_text, percent_text, plural, time_text, times_text
+from fusion_advisor.quantities import (
+    bytes_text,
+    percent_text,
+    plain_number,
+    plural,
+    time_text,
+    times_text,
+)
 from fusion_advisor.records import (
     AppliedFix,
     Capture,
@@ -208,10 +215,13 @@ def error_text(result: ValidationResult) -> str:
     """The worst error as a share of its budget, and in ULP where nothing cancelled."""
     if not result.worst_share and not result.worst_ulp:
         return "bit-equal to eager"
-    distance = f"worst {result.worst_ulp:.3g} ULP, where {result.budget_ulp:.3g} are allowed"
+    distance = (
+        f"worst {plain_number(result.worst_ulp)} ULP, where {plain_number(result.budget_ulp)} are "
+        "allowed"
+    )
     if not result.worst_share:
         return f"{distance}"
-    share = f"{100 * result.worst_share:.2g} % of its error budget"
+    share = f"{percent_text(result.worst_share)} of its error budget"
     if not result.worst_ulp:
         return f"worst error {share}"
     return f"worst error {share}; without cancellation {distance}"

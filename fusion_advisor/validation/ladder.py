@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fusion_advisor.errors import FusionAdvisorError, MissingDependencyError, ValidationError
-from fusion_advisor.quantities import time_text, times_text
+from fusion_advisor.quantities import percent_text, plain_number, time_text, times_text
 from fusion_advisor.records import (
     Ceilings,
     FusionCandidate,
@@ -292,9 +292,9 @@ def _judged(tally: Tally, findings: _Findings) -> str:
     if tally.mismatches:
         raise ValidationError(f"{tally.mismatches} wrong elements; {tally.first}")
     detail = (
-        f"{tally.cases} runs, 0 mismatches, worst error {tally.worst_share:.2g} of its budget; "
-        f"worst {tally.worst_ulp:.3g} ULP where nothing cancels, "
-        f"{tally.budget_ulp:.3g} allowed there"
+        f"{tally.cases} runs, 0 mismatches, worst error {percent_text(tally.worst_share)} of its "
+        f"budget; worst {plain_number(tally.worst_ulp)} ULP where nothing cancels, "
+        f"{plain_number(tally.budget_ulp)} allowed there"
     )
     if tally.ambiguous:
         detail += f"; {tally.ambiguous} elements at a jump, each on one of its sides"
