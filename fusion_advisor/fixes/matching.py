@@ -22,6 +22,12 @@ from fusion_advisor.records import FusionCandidate, OpGraph, OpNode
 _SPECIALISED = frozenset({("pow", 1), ("float_power", 1), ("round", 1), ("sub", 2), ("add", 2)})
 
 
+# Views that only name dimensions, so that a kernel holds for whatever sizes the text meets.
+_TEXT_VIEWS = frozenset(
+    {"aten.permute.default", "aten.transpose.int", "aten.t.default", "aten.unsqueeze.default"}
+)
+
+
 def chain_nodes(graph: OpGraph, candidate: FusionCandidate) -> tuple[OpNode, ...]:
     """The candidate's ops in the order they ran."""
     wanted = set(candidate.nodes)
@@ -32,13 +38,14 @@ def match_chain(
     index: SourceIndex, callees: Callees, evidence: Evidence, nodes: Sequence[OpNode]
 ) -> dict[ast.AST, Match]:
     """One match per expression of the chain, in the order they ran; ``Refusal`` otherwise."""
+    views = {node.id for node in nodes if node.kind == "view" and lookup(node.op) is None}
     groups: dict[ast.AST, list[OpNode]] = {}
     for node in nodes:
-        if node.kind in ("view", "metadata") and lookup(node.op) is None:
+        if node.id in views and node.op not in _TEXT_VIEWS:
             raise Refusal(
                 "view",
-                f"the chain goes through a view (`{base_name(node.op)}`), which the text of a "
-                "call cannot take in; apply the kernel by hand where the shapes are known",
+                f"the chain goes through a view (`{base_name(node.op)}`) whose sizes the text may "
+                "compute, so no call can be written for it",
                 (node.id,),
             )
         if node.span is None:
@@ -54,6 +61,16 @@ def match_chain(
         groups.setdefault(place, []).append(node)
     matches = {place: _check_group(index, callees, place, ops) for place, ops in groups.items()}
     _bind_all(index, callees, evidence, matches)
+    for match in matches.values():
+        if match.last.id in views and any(
+            operand.value is None and not operand.literal for operand in match.operands
+        ):
+            raise Refusal(
+                "number-not-literal",
+                f"`{index.short(match.place)}` decides how the kernel indexes, so its numbers must "
+                "be literals",
+                (match.last.id,),
+            )
     return matches
 
 

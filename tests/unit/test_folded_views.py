@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,10 @@ def columns(x, y):
     return (x.abs() + 1.0).unsqueeze(1) * y
 
 
+def added(x, y):
+    return x.abs().unsqueeze(-1) * y
+
+
 CHAINS = {
     "heads": (heads, [(2, 5, 32), (32,)], [(3, 7, 48), (48,)]),
     "channels": (
@@ -46,6 +51,7 @@ CHAINS = {
         [(1, 2, 9, 5), (5,), (1, 5, 2, 9)],
     ),
     "transposed": (transposed_sum, [(4, 6), (6, 4)], [(7, 3), (3, 7)]),
+    "added": (added, [(4, 6), (4, 6, 5)], [(2, 3), (2, 3, 8)]),
     "columns": (columns, [(4, 6), (4, 5, 6)], [(2, 3), (2, 8, 3)]),
 }
 
@@ -132,13 +138,47 @@ def test_a_wrong_map_is_found_by_the_checker():
     assert problems(graph, [replace(candidate, inputs=(wrong, *rest))])
 
 
-def test_the_text_of_a_chain_through_a_view_is_left_alone():
-    graph = recorded(transposed_sum, made(CHAINS["transposed"][1])).graph
+def planned(function, arguments):
+    graph = recorded(function, arguments).graph
     (candidate,) = find_candidates(graph, within_frame=True)
+    return plan_text(
+        graph, candidate, generate_kernel(graph, candidate), Path(__file__).read_text()
+    )
+
+
+@pytest.mark.parametrize("name", ["channels", "transposed", "added"])
+def test_a_view_that_names_dimensions_is_part_of_the_call(name):
+    function, shapes, _ = CHAINS[name]
+    fix = planned(function, made(shapes))
+    assert fix.blockers == ()
     text = Path(__file__).read_text()
-    fix = plan_text(graph, candidate, generate_kernel(graph, candidate), text)
-    assert not fix.edits
-    assert fix.blockers[0].code == "view"
+    for edit in sorted(fix.edits, key=lambda one: one.start, reverse=True):
+        text = text[: edit.start] + edit.new + text[edit.end :]
+    changed = next(
+        one for one in ast.parse(text).body if getattr(one, "name", "") == function.__name__
+    )
+    (call,) = [one for one in ast.walk(changed) if isinstance(one, ast.Call)]
+    assert ast.unparse(call).startswith("fused_")
+
+
+def turned(x, y, first):
+    return torch.sigmoid(x).transpose(first, 1) + y
+
+
+def split(x):
+    b, s, _ = x.shape
+    return (x * 0.5).view(b, s, -1, 8).transpose(1, 2).contiguous()
+
+
+def renamed(x, y):
+    return torch.sigmoid(x).T + y
+
+
+def test_views_that_the_text_computes_are_left_alone():
+    x, y = torch.randn(4, 6), torch.randn(6, 4)
+    assert planned(lambda: split(torch.randn(2, 5, 32)), ()).blockers[0].code == "view"
+    assert planned(lambda: turned(x, y, 0), ()).blockers[0].code == "number-not-literal"
+    assert planned(lambda: renamed(x, y), ()).blockers
 
 
 def through(view, shape, *arguments, before=None, then=None, strides=None):
