@@ -32,8 +32,10 @@ check: $(VENV)/.ready-dev resolve ## Lint, format, types, layers, generated page
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m fusion_advisor.rules build/rules && diff -r build/rules docs/rules
 
-bench: $(VENV)/.ready ## Time fused kernels, eager and torch.compile side by side
-	@for file in tests/benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+bench: $(VENV)/.ready ## Time kernels, calls, recording and analysis; writes build/bench.json
+	@missed=0; for name in gelu call capture analysis; do \
+		$(BIN)/python tests/benchmarks/bench_$$name.py || missed=1; \
+	done; exit $$missed
 
 resolve: $(VENV)/.ready-dev ## Resolve the pins against PyPI's own torch, on every Python we support
 	@$(BIN)/python tools/resolve_constraints.py
