@@ -471,5 +471,5 @@ def _by_advice(chosen: list[tuple[Advice, str]]) -> list[tuple[Advice, list[str]
 
 def _title(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    first = lines[0] if lines else ""
+    first = lines[0].rstrip(" ;") if lines else ""
     return first + (" …" if len(lines) > 1 else "")
