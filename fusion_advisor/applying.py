@@ -216,13 +216,13 @@ class Applier:
             return
         nodes = {node.id: node for node in graph.nodes}
         fixes = {one.function: one.fix for one in self.function_fixes(report, finding, kernel)}
-        done: set[int] = set()
+        holders: dict[int, tuple[Any, FunctionType]] = {}  # all of them, before any is changed
         for candidate in finding.occurrences:
             function = self._function(report, candidate)
             holder = self._holder(function, nodes[candidate.nodes[-1]])
-            if id(holder) not in done:
-                done.add(id(holder))
-                yield partial(apply_module, holder, function, fixes[function], names)
+            holders.setdefault(id(holder), (holder, function))
+        for holder, function in holders.values():
+            yield partial(apply_module, holder, function, fixes[function], names)
 
     def function_fixes(
         self, report: Report, finding: Finding, kernel: KernelSource
