@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fusion_advisor.errors import CaptureError
+from fusion_advisor.quantities import plural
 from fusion_advisor.recorder.liveness import digest
 from fusion_advisor.recorder.program import Program, Step, undisturbed
 from fusion_advisor.recorder.tensor_store import TensorStore, copy_view
@@ -302,12 +303,14 @@ def compare(graph: OpGraph, inputs: Mapping[str, Tensor], evidence: Evidence) ->
         )
     unproven = _unproven(graph, program, compared, proven_by_number)
     message = (
-        f"{len(graph.nodes)} ops replayed from stored tensors; {len(compared)} results are equal "
+        f"{plural(len(graph.nodes), 'op')} replayed from stored tensors; "
+        f"{plural(len(compared), 'result')} equal "
         + ("bit by bit" if not tolerant else "bit by bit or, after non-deterministic ops, closely")
         + "."
     )
     if unproven:
-        message += f" {len(unproven)} ops reach no result and are unproven."
+        count = plural(len(unproven), "op")
+        message += f" Unproven, because no result depends on them: {count}."
     return ReplayProof(
         status="passed",
         message=message,

@@ -291,11 +291,14 @@ def _judged(tally: Tally, findings: _Findings) -> str:
     findings.tallies.append(tally)
     if tally.mismatches:
         raise ValidationError(f"{tally.mismatches} wrong elements; {tally.first}")
-    detail = (
-        f"{tally.cases} runs, 0 mismatches, worst error {percent_text(tally.worst_share)} of its "
-        f"budget; worst {plain_number(tally.worst_ulp)} ULP where nothing cancels, "
-        f"{plain_number(tally.budget_ulp)} allowed there"
-    )
+    if not tally.worst_ulp and not tally.worst_share:
+        detail = f"{tally.cases} runs, bit-equal to eager"
+    else:
+        detail = (
+            f"{tally.cases} runs, 0 mismatches, worst error {percent_text(tally.worst_share)} of "
+            f"its budget; worst {plain_number(tally.worst_ulp)} ULP where nothing cancels, "
+            f"{plain_number(tally.budget_ulp)} allowed there"
+        )
     if tally.ambiguous:
         detail += f"; {tally.ambiguous} elements at a jump, each on one of its sides"
     return detail
