@@ -18,12 +18,13 @@ from fusion_advisor.runtime import autograd, guards, launch, launch_cuda
 from fusion_advisor.runtime.cpu_kernels import SERIAL_BELOW
 from fusion_advisor.runtime.launch import Launch
 from fusion_advisor.runtime.operands import CallStats, FusionFallbackWarning, Operand, Output
-from fusion_advisor.runtime.plan import Plan, Signature, make_plan
+from fusion_advisor.runtime.plan import Plan, Signature, fits_64_bits, make_plan
 
 is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _function_modes = torch._C._len_torch_function_stack
 _any_autocast = torch._C._is_any_autocast_enabled
+_default_dtype = torch.get_default_dtype
 
 _RECENT = 4
 _MOST_PLANS = 1024  # plans kept per function: beyond, the oldest goes (ever new shapes)
@@ -117,12 +118,13 @@ class FusedFunction:
         if len(args) != self._argument_count:
             return None
         tensors, numbers = (args, ()) if count == len(args) else (args[:count], args[count:])
-        grad_enabled = _grad_enabled()
+        grad_enabled, default_dtype = _grad_enabled(), _default_dtype()
         for plan, matches in self._recent:
             if (
                 plan.grad_enabled is grad_enabled
+                and plan.default_dtype is default_dtype
                 and matches(*tensors)
-                and (not numbers or tuple(map(type, numbers)) == plan.number_types)
+                and (not numbers or plan.takes(numbers))
             ):
                 return plan
         return None
@@ -139,10 +141,10 @@ class FusedFunction:
                 key += (kind, arg.dtype, arg.shape, arg.stride(), arg.device)
                 key += (arg.is_neg(), arg._is_zerotensor(), arg.requires_grad, needs)
             else:
-                key.append(kind)
+                key += (kind, kind is int and not fits_64_bits(arg))
         if _any_autocast():
             key += (guards.autocast_state("cpu"), guards.autocast_state("cuda"))
-        key += (grad_enabled, torch.is_inference_mode_enabled())
+        key += (grad_enabled, torch.is_inference_mode_enabled(), _default_dtype())
         frozen = tuple(key)
         plan = self._plans.get(frozen)
         if plan is None:
@@ -169,6 +171,7 @@ class FusedFunction:
             plan.matches = guards.exact_match(args[:count])
             plan.number_types = tuple(map(type, args[count:]))
             plan.grad_enabled = torch.is_grad_enabled()
+            plan.default_dtype = _default_dtype()
         if plan.matches is not None:
             others = (entry for entry in self._recent if entry[0] is not plan)
             self._recent = ((plan, plan.matches), *others)[:_RECENT]

@@ -124,6 +124,45 @@ def autocast_changes(eager: Callable[..., Any], args: tuple[Any, ...], device: s
     return ops(True) != ops(False)
 
 
+def default_dtype_matters(eager: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether any op of the eager chain makes floats out of operands that are none.
+
+    Kernels are written for torch's own default dtype, float32.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode = FakeTensorMode()
+    fakes = [
+        mode.from_tensor(arg.detach()) if isinstance(arg, torch.Tensor) else arg for arg in args
+    ]
+    watcher = _FloatWatcher()
+    try:
+        with torch.no_grad(), mode, watcher:
+            eager(*fakes)
+    except Exception:  # whatever eager raises, it shall raise it to the caller itself
+        return True
+    return watcher.seen
+
+
+class _FloatWatcher(TorchDispatchMode):
+    """Notices an op whose floating result comes from no floating operand with dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self.seen = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [value for value in args if isinstance(value, torch.Tensor)]
+        made = result if isinstance(result, tuple | list) else (result,)
+        if any(isinstance(one, torch.Tensor) and one.is_floating_point() for one in made):
+            floats = [one for one in given if one.is_floating_point()]
+            self.seen = self.seen or not any(one.dim() or len(given) == 1 for one in floats)
+        return result
+
+
 class _OpRecorder(TorchDispatchMode):
     """Notes each op that is dispatched, with the dtypes it gives."""
 

@@ -72,12 +72,24 @@ class Plan:
     # The fast path: whether tensors are of this kind, and what that test does not cover.
     matches: Callable[..., bool] | None = None
     grad_enabled: bool = False
+    default_dtype: torch.dtype | None = None
     number_types: tuple[type, ...] = ()
+
+    def takes(self, numbers: tuple[Any, ...]) -> bool:
+        """Whether run-time numbers are of the types seen, and fit a kernel's 64 bits."""
+        return tuple(map(type, numbers)) == self.number_types and all(
+            type(number) is float or fits_64_bits(number) for number in numbers
+        )
 
     @property
     def differentiable(self) -> tuple[bool, ...]:
         """Which outputs have a gradient."""
         return tuple(output.differentiable for output in self.outputs)
+
+
+def fits_64_bits(number: int) -> bool:
+    """Whether a kernel can take this whole number at run time."""
+    return -(2**63) <= number < 2**63
 
 
 def make_plan(signature: Signature, args: tuple[Any, ...], with_gradient: bool) -> Plan:
@@ -91,6 +103,10 @@ def make_plan(signature: Signature, args: tuple[Any, ...], with_gradient: bool) 
         signature.eager, args, device.type
     ):
         return Plan("autocast changes the chain's dtypes")
+    if torch.get_default_dtype() is not torch.float32 and guards.default_dtype_matters(
+        signature.eager, args
+    ):
+        return Plan("the chain depends on the default dtype, which is not float32")
     try:
         results = _results(signature, args, with_gradient)
     except Exception as error:  # whatever eager raises, it shall raise it to the caller itself
@@ -138,7 +154,7 @@ def _arguments_problem(signature: Signature, args: tuple[Any, ...]) -> str:
         expected = (float,) if dtype == "float64" else (bool, int) if dtype == "int64" else None
         if type(value) not in (expected or guards.NUMBER_TYPES):
             return f"scalar {name}: {type(value).__name__} instead of {dtype or 'a number'}"
-        if type(value) is int and not -(2**63) <= value < 2**63:
+        if type(value) is int and not fits_64_bits(value):
             return f"scalar {name} does not fit 64 bits"
     return guards.devices_problem(tensors)
 
