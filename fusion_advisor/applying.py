@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -27,6 +27,7 @@ from fusion_advisor.fixes import (
 )
 from fusion_advisor.kernels import source_text
 from fusion_advisor.recorder import Recording
+from fusion_advisor.recorder.source import find_cell
 from fusion_advisor.recorder.substitution import Substitution, run_substituted
 from fusion_advisor.records import (
     AppliedFix,
@@ -34,8 +35,10 @@ from fusion_advisor.records import (
     Fix,
     FusionCandidate,
     KernelSource,
+    OpGraph,
     OpNode,
     Report,
+    SourceSpan,
     ValidationResult,
 )
 from fusion_advisor.report.view import applied_sentence
@@ -116,7 +119,8 @@ class Applier:
             raise FixError("the place of this chain in the source is not known")
         else:
             names = (code.co_filename,) if code is not None else ()
-            function = find_function(node.span, filenames=names)
+            span = _shifted(node.span, -_skipped_lines(node.span.file))
+            function = find_function(span, filenames=names)
         self.functions[key] = function
         return function
 
@@ -234,7 +238,7 @@ class Applier:
             if function in found:
                 continue
             fix = plan_function(
-                report.capture.graph,
+                _in_compiled_lines(report.capture.graph, function.__code__.co_filename),
                 candidate,
                 kernel,
                 function_source(function),
@@ -396,6 +400,41 @@ class Applier:
             name: [(piece.kernel.entry, piece.fused.stats.fused, dict(piece.fused.stats.fallbacks))]
             for name, piece in self.in_place.items()
         }
+
+
+def _skipped_lines(file: str) -> int:
+    """Lines of a cell above its compiled text: blank ones, cell magics."""
+    cell = find_cell(file)
+    return 0 if cell is None else cell.first_line - 1
+
+
+def _shifted(span: SourceSpan, lines: int) -> SourceSpan:
+    return replace(span, line=span.line + lines, end_line=span.end_line + lines)
+
+
+def _in_compiled_lines(graph: OpGraph, file: str) -> OpGraph:
+    """The graph with the places in ``file`` as in the text that was compiled.
+
+    Places in a cell are those a person sees; IPython compiles it without leading blank lines.
+    """
+    skipped = _skipped_lines(file)
+    if not skipped:
+        return graph
+
+    def moved(span: SourceSpan) -> SourceSpan:
+        return _shifted(span, -skipped) if span.file == file else span
+
+    return replace(
+        graph,
+        nodes=tuple(
+            replace(
+                node,
+                span=None if node.span is None else moved(node.span),
+                stack=tuple(map(moved, node.stack)),
+            )
+            for node in graph.nodes
+        ),
+    )
 
 
 class Applied(list[AppliedFix]):

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,10 +46,11 @@ def fixed_call_times(call: Callable[[], object], switch: Callable[[bool], None])
     )
 
 
-def make_quick(monkeypatch: pytest.MonkeyPatch, *, timing: bool = True) -> None:
-    """Times that do not depend on the machine's mood, and take none."""
-    if timing:
-        monkeypatch.setattr("fusion_advisor.recorder.timing.measure", fixed_timing)
+def make_quick(monkeypatch: pytest.MonkeyPatch, folder: Path | None = None) -> None:
+    """Times that do not depend on the machine's mood, and take none; files go to ``folder``."""
+    if folder is not None:
+        monkeypatch.setattr(tempfile, "tempdir", os.fspath(folder))
+    monkeypatch.setattr("fusion_advisor.recorder.timing.measure", fixed_timing)
     monkeypatch.setattr("fusion_advisor.advisor.measure_ceilings", lambda **_: FAST_MACHINE)
     monkeypatch.setattr("fusion_advisor.validation.whole_call.time_interleaved", fixed_call_times)
 

@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import json
 import os
-import tempfile
 import threading
 import traceback
 import types
@@ -48,8 +47,7 @@ X = torch.linspace(-3, 3, 128).reshape(16, 8)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    make_quick(monkeypatch)
-    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path_factory.mktemp("temporary")))
+    make_quick(monkeypatch, tmp_path_factory.mktemp("temporary"))
 
 
 advices: list[fa.Advice] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import signal
-import tempfile
 import time
 import types
 from collections.abc import Callable
@@ -63,8 +62,7 @@ REAL_MEASURE = timing.measure
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    make_quick(monkeypatch)
-    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path_factory.mktemp("temporary")))
+    make_quick(monkeypatch, tmp_path_factory.mktemp("temporary"))
 
 
 @pytest.fixture
