@@ -39,13 +39,16 @@ def run_substituted(
     program = Program(graph, keep=graph.outputs)
     owner = {node: one for one in substitutions for node in one.nodes}
     last = {one.nodes: _last(graph, one) for one in substitutions}
+    storages = {spec.id: spec.storage for spec in graph.values}
+    overwritten = {storages[value] for node in graph.nodes for value in node.mutates}
+    written = {value for value, storage in storages.items() if storage in overwritten}
     set_aside: dict[tuple[str, ...], dict[str, Tensor]] = {one.nodes: {} for one in substitutions}
     with undisturbed(store.settings):
         environment = fresh_inputs(graph, store, program.needed(), program)
         for step in program.steps:
             group = owner.get(step.node.id)
             if group is not None:
-                _set_aside(program, step, group, environment, set_aside[group.nodes])
+                _set_aside(program, step, group, environment, set_aside[group.nodes], written)
             program.run_step(step, environment, store.random_states)
             if group is not None and last[group.nodes] == step.node.id:
                 _substitute(program, group, set_aside.pop(group.nodes), environment)
@@ -65,12 +68,13 @@ def _set_aside(
     group: Substitution,
     environment: dict[str, Tensor],
     kept: dict[str, Tensor],
+    written: set[str],
 ) -> None:
     for value in step.node.inputs:
         if value in group.inputs and value not in kept:
             tensor = environment[program.resolve(value)]
-            # An op that writes in place would change what the kernel is to read.
-            kept[value] = tensor.clone() if step.node.mutates else tensor
+            # A write before the kernel runs, in the group or beside it, would change its operand.
+            kept[value] = tensor.clone() if value in written else tensor
 
 
 def _substitute(
