@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fusion_advisor.analysis.cost import CostModel, add_estimates
 from fusion_advisor.analysis.graph_index import GraphIndex
 from fusion_advisor.ops.views import size_free
-from fusion_advisor.quantities import bytes_text, percent_text, time_text
+from fusion_advisor.quantities import bytes_text, percent_text, plural, time_text
 from fusion_advisor.records import (
     CostEstimate,
     Finding,
@@ -289,7 +289,7 @@ def _notes(index: GraphIndex, candidate: FusionCandidate, total: CostEstimate) -
         )
     if candidate.saved:
         notes.append(
-            f"{len(candidate.saved)} intermediates that backward reads are recomputed there"
+            f"recomputed in backward: {plural(len(candidate.saved), 'intermediate')} that it reads"
         )
     terms: Mapping[str, float] = dict(total.terms)
     if terms.get("recompute in backward"):

@@ -48,12 +48,16 @@ class Progress:
             )
 
     def finish(self, problem: str = "") -> None:
-        """The job is over; the line now says how long each stage took."""
+        """The job is over; the line now says how long each part took."""
         now = self._clock()
         self._close_stage(now)
         if self._handle is None:
             return
-        took = " · ".join(f"{name} {spent:.1f} s" for name, spent in self._stages if spent >= 0.05)
+        parts: dict[str, float] = {}
+        for name, spent in self._stages:  # "validating F1: timing" counts for "validating F1"
+            part = name.partition(":")[0]
+            parts[part] = parts.get(part, 0.0) + spent
+        took = " · ".join(f"{name} {spent:.1f} s" for name, spent in parts.items() if spent >= 0.05)
         total = f"{now - self._started:.1f} s"
         text = f"Fusion Advisor: {problem or 'done'} after {total}" + (f" ({took})" if took else "")
         self._handle.update({"text/plain": text}, raw=True)

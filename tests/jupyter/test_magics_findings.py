@@ -281,8 +281,10 @@ def test_kernel_display_is_one_and_ends_on_the_last_word(loaded, monkeypatch):
     progress = Progress(in_kernel=True, clock=clock)
     progress("recording", 0.0)
     clock.now = 2.0
-    progress("analysing", 0.9)
+    progress("analysing: groups", 0.9)
+    clock.now = 2.25
+    progress("analysing: cost", 0.95)
     clock.now = 2.5
     progress.finish()
-    assert [kind for kind, _ in shown] == ["display", "update", "update"]
+    assert [kind for kind, _ in shown] == ["display", "update", "update", "update"]
     assert shown[-1][1] == "Fusion Advisor: done after 2.5 s (recording 2.0 s · analysing 0.5 s)"
