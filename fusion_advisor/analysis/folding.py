@@ -81,7 +81,7 @@ class _Folding:
         if dims is None:
             return None
         viewed = index.nodes[chain[-1]].outputs[0]
-        users = [user for user in index.consumers[viewed] if user not in index.keeping]
+        users = [user for user in index.consumers.get(viewed, ()) if user not in index.keeping]
         if not users or any(index.infos[user] is None for user in users):
             return None
         before, after = self._piece(maker), self._piece(users[0])

@@ -118,7 +118,7 @@ def _shape_problems(graph: OpGraph, candidate: FusionCandidate) -> list[str]:
     for node in candidate.nodes:
         for value in nodes[node].outputs:
             outside = [n for n in graph.nodes if value in n.inputs and n.id not in candidate.nodes]
-            backward = [n for n in outside if n.phase == "backward" or _only_kept(graph, n)]
+            backward = [n for n in outside if n.phase == "backward" or only_kept(graph, n)]
             forward = nodes[node].phase == "forward"
             needed = value in graph.outputs or (len(outside) > len(backward) * forward)
             if needed and value not in candidate.outputs:
@@ -174,7 +174,7 @@ def _numpy_view(node: OpNode, array: np.ndarray, target: tuple[int, ...]) -> np.
     return array.reshape(target)
 
 
-def _only_kept(graph: OpGraph, node: OpNode) -> bool:
+def only_kept(graph: OpGraph, node: OpNode) -> bool:
     """Whether an op renames a value for autograd alone, whatever way its results take."""
     if node.kind not in ("view", "metadata") or node.phase != "forward" or node.mutates:
         return False
@@ -183,7 +183,7 @@ def _only_kept(graph: OpGraph, node: OpNode) -> bool:
         readers = [n for n in graph.nodes if value in n.inputs]
         if value in graph.outputs or not (readers or "saved" in flags[value]):
             return False
-        if any(n.phase != "backward" and not _only_kept(graph, n) for n in readers):
+        if any(n.phase != "backward" and not only_kept(graph, n) for n in readers):
             return False
     return bool(node.outputs)
 
