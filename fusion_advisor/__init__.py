@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from fusion_advisor._version import __version__
 
 if TYPE_CHECKING:
-    from fusion_advisor.advisor import Advice, capture, load, profile, profile_code
+    from fusion_advisor.advice import Advice
+    from fusion_advisor.advisor import capture, load, profile, profile_code
     from fusion_advisor.errors import FusionAdvisorError
     from fusion_advisor.records import Report
 
 _HOMES = {
-    "Advice": "fusion_advisor.advisor",
+    "Advice": "fusion_advisor.advice",
     "capture": "fusion_advisor.advisor",
     "load": "fusion_advisor.advisor",
     "profile": "fusion_advisor.advisor",

@@ -17,7 +17,8 @@ class MLP(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.up(x)
         h = 0.5 * h * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (h + 0.044715 * h**3)))
-        return self.down(h)
+        out: torch.Tensor = self.down(h)
+        return out
 
 
 if __name__ == "__main__":
