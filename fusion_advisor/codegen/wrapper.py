@@ -13,6 +13,7 @@ from fusion_advisor.codegen.numba_cpu import cpu_kernel_text
 from fusion_advisor.codegen.numba_cuda import cuda_kernel_text
 from fusion_advisor.codegen.program import check_program, program_hash
 from fusion_advisor.errors import CodegenError
+from fusion_advisor.quantities import bytes_text
 from fusion_advisor.records import (
     FusedProgram,
     KernelSource,
@@ -112,8 +113,10 @@ def _provenance(nodes: list[OpNode]) -> str:
     places = []
     for node in nodes:
         if node.span is not None:
-            where = "cell" if node.span.kind == "cell" else _short_path(node.span.file)
-            places.append(f"{where}:{node.span.line}")
+            if node.span.kind == "cell":
+                places.append(f"the cell's line {node.span.line}")
+            else:
+                places.append(f"{_short_path(node.span.file)}:{node.span.line}")
     modules = [node.module_path for node in nodes if node.module_path]
     parts = []
     if modules:
@@ -128,10 +131,6 @@ def _short_path(path: str) -> str:
     """The part of a path that tells the same on every machine."""
     installed = re.split(r"site-packages[/\\\\]", path)
     return installed[-1] if len(installed) > 1 else re.split(r"[/\\\\]", path)[-1]
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:.3g} MB" if count >= 100_000 else f"{count:,} bytes"
 
 
 def _bytes(spec: TensorSpec) -> int:
@@ -171,8 +170,8 @@ def _header(program: FusedProgram, nodes: list[OpNode], specs: Mapping[str, Tens
     shape = specs[program.outputs[0].value].shape
     lines.append(
         f"# at the recorded shape {tuple(shape)}: eager moves "
-        f"{_megabytes(_eager_bytes(nodes, specs))} in {len(names)} launches, "
-        f"this reads {_megabytes(read)} and writes {_megabytes(written)} in 1"
+        f"{bytes_text(_eager_bytes(nodes, specs))} in {len(names)} launches, "
+        f"this reads {bytes_text(read)} and writes {bytes_text(written)} in 1"
     )
     for operand in tensors:
         note = _operand_note(operand, program)
