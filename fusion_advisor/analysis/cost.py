@@ -8,13 +8,26 @@ traffic ago streams at the rate measured for a working set of ``d``.
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fusion_advisor.analysis.chains import index_graph
 from fusion_advisor.analysis.graph_index import GraphIndex
+from fusion_advisor.analysis.kernel_time import (
+    BANDWIDTH_SHARE_WORST,
+    FRESH_ABOVE_BYTES,
+    IDLE,
+    PEAK_SHARE_HIGH,
+    PEAK_SHARE_LOW,
+    PEAK_SHARE_MID,
+    RECYCLED_FAULT_SHARE_WORST,
+    UNHIDDEN_MID,
+    Bandwidth,
+    Parts,
+    estimate_registers,
+    occupancy,
+    reuse_distances,
+)
 from fusion_advisor.analysis.partition import element_count, item_bytes
 from fusion_advisor.analysis.textbook import compare
 from fusion_advisor.analysis.traffic import TrafficModel
@@ -29,86 +42,28 @@ from fusion_advisor.records import (
     OpTime,
 )
 
-# Share of the fused-multiply-add peak that elementwise code reaches (dimensionless): polynomials
-# are multiply-add chains with selects and conversions between them.  Generated tanh-GELU kernels
-# reach between a quarter and all of it.
-PEAK_SHARE_LOW, PEAK_SHARE_MID, PEAK_SHARE_HIGH = 0.25, 0.5, 1.0
-# Share of the shorter of compute and memory that is not hidden behind the longer.
-UNHIDDEN_MID = 0.25  # 0 at best (low), 1 at worst (high)
-# Bandwidth is shared with whatever else runs, and streams other than one read and one write
-# differ from the measured one: the pessimistic rate is this share of the ceiling.
-BANDWIDTH_SHARE_WORST = 0.75
-# glibc gives blocks above 32 MiB (the most its threshold adapts to) back to the system when they
-# are freed, so that every fresh one is faulted in page by page; smaller ones are mostly recycled.
-FRESH_ABOVE_BYTES = 32 * 2**20
-RECYCLED_FAULT_SHARE_WORST = 0.2  # measured: 4 MB outputs paid a fifth of the full fault cost
 # A fused call's guard, plan look-up and launch, where the ceilings do not hold a measurement.
 DEFAULT_CALL_US = 8.0
 # An op is bound by the largest of overhead, memory and compute, if that explains at least this
 # share of its measured time; otherwise its class is unknown.
 EXPLAINED_SHARE = 0.25
 
-# Registers of one CUDA thread: addressing and bounds, a 64-bit pointer per operand, values.
-BASE_REGISTERS = 14
-REGISTERS_PER_OPERAND = 2
-MAX_REGISTERS = 255
-REGISTERS_PER_SM, THREADS_PER_SM, THREADS_PER_BLOCK, REGISTER_GRANULE = 65536, 2048, 256, 8
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fused:
+    """What a group's kernel would take (low, middle, high), and its ops' work without dispatch."""
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Addends of one kernel's time, in us (overhead apart)."""
-
-    memory: float
-    compute: float
-    first_touch: float
-
-    def total(self, unhidden: float) -> float:
-        """Time of the kernel when ``unhidden`` of the shorter part shows."""
-        longer, shorter = max(self.memory, self.compute), min(self.memory, self.compute)
-        return longer + unhidden * shorter + self.first_touch
-
-
-_IDLE = Parts(0.0, 0.0, 0.0)
-
-
-class Bandwidth:
-    """Streaming rate by working set: straight lines between the measured points."""
-
-    def __init__(self, ceilings: Ceilings) -> None:
-        points = sorted(ceilings.bandwidth, key=lambda point: point.working_set_bytes)
-        self._sizes = [math.log2(max(1, point.working_set_bytes)) for point in points]
-        self._rates = [max(point.gb_per_s, 1e-9) for point in points]
-        self._known: dict[float, float] = {}  # layers repeat, and so do their working sets
-
-    @property
-    def memory_rate(self) -> float:
-        """GB/s at the largest working set: main memory."""
-        return self._rates[-1] if self._rates else 1.0
-
-    def rate(self, working_set: float) -> float:
-        """GB/s for bytes that come from a working set of this size."""
-        rate = self._known.get(working_set)
-        if rate is None:
-            rate = self._known[working_set] = self._interpolate(working_set)
-        return rate
-
-    def _interpolate(self, working_set: float) -> float:
-        if not self._rates:
-            return 1.0
-        size = math.log2(max(1.0, working_set))
-        k = bisect_left(self._sizes, size)
-        if k == 0:
-            return self._rates[0]
-        if k == len(self._sizes):
-            return self._rates[-1]
-        low, high = self._sizes[k - 1], self._sizes[k]
-        part = (size - low) / (high - low)
-        return self._rates[k - 1] + part * (self._rates[k] - self._rates[k - 1])
-
-    def time_us(self, size: float, working_set: float) -> float:
-        """Time to move ``size`` bytes (1 GB/s is 1000 bytes per us)."""
-        return size / (self.rate(working_set) * 1e3)
+    bytes_before: int
+    bytes_after: int
+    flops: float
+    us: tuple[float, float, float]
+    terms: tuple[tuple[str, float], ...]
+    registers: int
+    occupancy: float
+    textbook: tuple[float, float]
+    overhead_us: float
+    moving_us: float
+    computing_us: float
 
 
 class CostModel:
@@ -139,8 +94,10 @@ class CostModel:
             position = index.positions.get(time.node)
             if position is not None:
                 self._measured[position] = time
-        self._reuse = _reuse_distances(index, traffic)
-        self._known_parts: dict[tuple[object, ...], Parts] = {}
+        self._reuse = reuse_distances(index, traffic)
+        self._known_parts: dict[tuple[object, ...], tuple[int, Parts]] = {}
+        self._known_fused: dict[tuple[object, ...], _Fused] = {}
+        self._class_of = [0] * len(index.nodes)  # equal for ops that cost the same
         self._estimates: dict[tuple[str, ...], CostEstimate] = {}
         self.call_us = ceilings.call_us or DEFAULT_CALL_US
         self._parts: list[Parts] = [self._op_parts(i) for i in range(len(index.nodes))]
@@ -152,7 +109,7 @@ class CostModel:
     def _op_parts(self, position: int) -> Parts:
         op = self.traffic.ops[position]
         if not op.total:
-            return _IDLE
+            return IDLE
         index = self.index
         node = index.nodes[position]
         values = index.values
@@ -164,9 +121,11 @@ class CostModel:
             values[node.outputs[0]].shape if node.outputs else None,
             *[values[v].shape for v in node.inputs],
         )
-        parts = self._known_parts.get(key)
-        if parts is None:
-            parts = self._known_parts[key] = self._model_parts(position)
+        known = self._known_parts.get(key)
+        if known is None:
+            known = (len(self._known_parts) + 1, self._model_parts(position))
+            self._known_parts[key] = known
+        self._class_of[position], parts = known
         return parts
 
     def _model_parts(self, position: int) -> Parts:
@@ -222,12 +181,16 @@ class CostModel:
         parts = self._parts[position]
         return self._class(
             self.op_us[position],
-            self.ceilings.launch_us
-            if self.on_device and not self.host_bound
-            else self.ceilings.dispatch_us,
+            self._overhead_us,
             parts.memory + parts.first_touch,
             parts.compute,
         )
+
+    @property
+    def _overhead_us(self) -> float:
+        """What an op costs besides its work: a launch where the queue is full, or a dispatch."""
+        hidden = self.on_device and not self.host_bound
+        return self.ceilings.launch_us if hidden else self.ceilings.dispatch_us
 
     @staticmethod
     def _class(time: float, overhead: float, memory: float, compute: float) -> Bound:
@@ -250,30 +213,64 @@ class CostModel:
     def _estimate(self, candidate: FusionCandidate) -> CostEstimate:
         index = self.index
         members = [index.positions[node] for node in candidate.nodes]
-        working = [m for m in members if self.traffic.ops[m].writes]
+        ops = self.traffic.ops
+        working = [m for m in members if ops[m].total]
+        # Layers repeat: groups of equal ops cost the same but for what was measured of each.
+        key = (
+            tuple([self._class_of[m] for m in members]),
+            candidate.shape,
+            len(candidate.inputs),
+            len(candidate.outputs),
+        )
+        fused = self._known_fused.get(key)
+        if fused is None:
+            fused = self._known_fused[key] = self._fused(candidate, members)
+        before_us = 0.0
+        for m in members:
+            before_us += self.op_us[m]
+        recompute = before_us if self.recomputes(candidate) else 0.0
+        low, mid, high = [self._with_call(time, k) + recompute for k, time in enumerate(fused.us)]
+        terms = (*fused.terms, ("recompute in backward", recompute)) if recompute else fused.terms
+        return CostEstimate(
+            bytes_before=fused.bytes_before,
+            bytes_after=fused.bytes_after,
+            launches_before=self._launches(working),
+            launches_after=1,
+            flops=fused.flops,
+            time_before_us=before_us,
+            time_after_low_us=low,
+            time_after_mid_us=mid,
+            time_after_high_us=high,
+            saved_low_us=before_us - high,
+            saved_mid_us=before_us - mid,
+            saved_high_us=before_us - low,
+            textbook_before_us=fused.textbook[0],
+            textbook_after_us=fused.textbook[1],
+            registers=fused.registers,
+            occupancy=fused.occupancy,
+            bound=self._class(before_us, fused.overhead_us, fused.moving_us, fused.computing_us),
+            terms=terms,
+        )
+
+    def _fused(self, candidate: FusionCandidate, members: Sequence[int]) -> _Fused:
+        """What does not depend on how long each op was seen to take."""
+        index = self.index
         before_bytes, after_bytes = self.traffic.candidate(candidate)
-        before_us = sum(self.op_us[m] for m in members)
-        elements = element_count(candidate.shape)
-        flops = float(elements) * sum(
+        flops = float(element_count(candidate.shape)) * sum(
             info.flops for m in members if (info := index.infos[m]) is not None
         )
-        dtype = self._rate_dtype(members[-1])
         memory = self._fused_memory_us(candidate, members, after_bytes)
         written = sum(self.traffic.size(value) for value in candidate.outputs)
-        recompute = before_us if self.recomputes(candidate) else 0.0
-
-        peak_us = self._compute_us(flops, dtype, 1.0)
+        peak_us = self._compute_us(flops, self._rate_dtype(members[-1]), 1.0)
         touch = self._first_touch(written, 0.0)
         low = max(memory, peak_us / PEAK_SHARE_HIGH) + touch
         compute_mid = peak_us / PEAK_SHARE_MID
         unhidden = UNHIDDEN_MID * min(memory, compute_mid)
-        mid = max(memory, compute_mid) + unhidden + touch
         high = (
             memory / BANDWIDTH_SHARE_WORST
             + peak_us / PEAK_SHARE_LOW
             + self._first_touch(written, RECYCLED_FAULT_SHARE_WORST)
         )
-        after = [self._with_call(time, k) + recompute for k, time in enumerate((low, mid, high))]
         terms = (
             ("call", self.call_us),
             ("launch", self.ceilings.launch_us),
@@ -281,29 +278,23 @@ class CostModel:
             ("compute", compute_mid),
             ("unhidden", unhidden),
             ("first touch", touch),
-            ("recompute in backward", recompute),
         )
         registers = estimate_registers(index, candidate, members)
-        textbook = self._textbook(candidate, len(working))
-        return CostEstimate(
+        parts = [self._parts[m] for m in members]
+        return _Fused(
             bytes_before=before_bytes,
             bytes_after=after_bytes,
-            launches_before=self._launches(working),
-            launches_after=1,
             flops=flops,
-            time_before_us=before_us,
-            time_after_low_us=after[0],
-            time_after_mid_us=after[1],
-            time_after_high_us=after[2],
-            saved_low_us=before_us - after[2],
-            saved_mid_us=before_us - after[1],
-            saved_high_us=before_us - after[0],
-            textbook_before_us=textbook[0],
-            textbook_after_us=textbook[1],
+            us=(low, max(memory, compute_mid) + unhidden + touch, high),
+            terms=tuple((name, value) for name, value in terms if value),
             registers=registers,
             occupancy=occupancy(registers),
-            bound=self._group_bound(members),
-            terms=tuple((name, value) for name, value in terms if value),
+            textbook=self._textbook(
+                candidate, sum(1 for m in members if self.traffic.ops[m].total)
+            ),
+            overhead_us=self._overhead_us * len(members),
+            moving_us=sum(part.memory + part.first_touch for part in parts),
+            computing_us=sum(part.compute for part in parts),
         )
 
     def _with_call(self, kernel: float, scenario: int) -> float:
@@ -363,20 +354,6 @@ class CostModel:
         both = compare(max(ops, 1), elements, per_access, per_launch)
         return both.before, both.after
 
-    def _group_bound(self, members: Sequence[int]) -> Bound:
-        parts = [self._parts[m] for m in members]
-        overhead = (
-            self.ceilings.launch_us
-            if self.on_device and not self.host_bound
-            else self.ceilings.dispatch_us
-        )
-        return self._class(
-            sum(self.op_us[m] for m in members),
-            overhead * len(members),
-            sum(part.memory + part.first_touch for part in parts),
-            sum(part.compute for part in parts),
-        )
-
     # -- terms ---------------------------------------------------------------------------------
 
     def _first_touch(self, size: int, recycled_share: float) -> float:
@@ -395,64 +372,6 @@ class CostModel:
             return "float32"
         dtype = self.index.values[node.outputs[0]].dtype
         return opmath(dtype) if self.index.infos[position] is not None else dtype
-
-
-def _reuse_distances(index: GraphIndex, traffic: TrafficModel) -> list[tuple[float, ...]]:
-    """Per op and distinct memory read: bytes of traffic since the memory was last touched.
-
-    What the run reads first was last touched in the run before, one whole run's traffic ago.
-    """
-    moved = 0.0
-    touched: dict[str, float] = {}
-    total = float(traffic.total)
-    result: list[tuple[float, ...]] = []
-    for op in traffic.ops:
-        if op.reads:
-            result.append(
-                tuple([moved - touched[m] if m in touched else total for m, _ in op.reads])
-            )
-        else:
-            result.append(())
-        moved += op.total
-        for memory, _ in op.reads:
-            touched[memory] = moved
-        for memory, _ in op.writes:
-            touched[memory] = moved
-    return result
-
-
-def estimate_registers(
-    index: GraphIndex, candidate: FusionCandidate, members: Sequence[int]
-) -> int:
-    """Registers of a CUDA thread that computes one element, before ptxas has its say."""
-    last: dict[str, int] = {}
-    for k, member in enumerate(members):
-        for value in index.nodes[member].inputs:
-            last[value] = k
-    for value in candidate.outputs:
-        last.setdefault(value, len(members))
-    ends = [0] * (len(members) + 1)
-    seen: set[str] = set()
-    live = most = 0
-    for k, member in enumerate(members):
-        node = index.nodes[member]
-        for value in (*node.inputs, node.outputs[0]):
-            if value not in seen:
-                seen.add(value)
-                width = 2 if item_bytes(index.values[value].dtype) == 8 else 1
-                live += width
-                ends[last.get(value, k)] += width
-        most = max(most, live)
-        live -= ends[k]
-    operands = len(candidate.inputs) + len(candidate.outputs)
-    return min(MAX_REGISTERS, BASE_REGISTERS + REGISTERS_PER_OPERAND * operands + most)
-
-
-def occupancy(registers: int) -> float:
-    """Resident threads over the most an SM holds (sm_80 and later), in blocks of 256 threads."""
-    rounded = -(-registers // REGISTER_GRANULE) * REGISTER_GRANULE
-    blocks = REGISTERS_PER_SM // (max(rounded, REGISTER_GRANULE) * THREADS_PER_BLOCK)
-    return min(1.0, blocks * THREADS_PER_BLOCK / THREADS_PER_SM)
 
 
 def estimate(

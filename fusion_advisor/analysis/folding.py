@@ -100,8 +100,11 @@ class _Folding:
             return chain, None
         while dims is not None:
             node = nodes[position]
-            users = [user for user in index.consumers[at] if user not in index.keeping]
-            if users != [position] or at in index.kept or len(node.outputs) != 1:
+            # The first other reader decides: a value that all layers view has very many.
+            users, keeping = index.consumers[at], index.keeping
+            if any(user != position and user not in keeping for user in users):
+                return chain, None
+            if at in index.kept or len(node.outputs) != 1:
                 return chain, None
             if len(node.inputs) != 1 or node.mutates or index.infos[position] is not None:
                 return chain, None

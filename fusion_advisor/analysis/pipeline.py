@@ -20,7 +20,7 @@ from fusion_advisor.analysis.cost import CostModel
 from fusion_advisor.analysis.findings import MIN_SAVING_US, MIN_SHARE, find_findings, threshold
 from fusion_advisor.analysis.optimizer import find_optimizer_step
 from fusion_advisor.analysis.summary import nothing_text, ratios
-from fusion_advisor.analysis.traffic import TrafficModel, run_traffic
+from fusion_advisor.analysis.traffic import TrafficModel
 from fusion_advisor.records import (
     BandwidthPoint,
     Blocker,
@@ -127,10 +127,12 @@ def _analyze(capture: Capture, first_id: int, options: AnalysisOptions) -> Analy
     why_not = pair_blockers(whole)
     candidates = with_blockers(whole, why_not)
     findings = _explained(findings, candidates, framed)
-    before, after = run_traffic(traffic, candidates)
+    estimates = tuple([model.estimate(candidate) for candidate in candidates])
+    before = traffic.total
+    after = before + sum(one.bytes_after - one.bytes_before for one in estimates)
     return Analysis(
         candidates=candidates,
-        estimates=tuple([model.estimate(candidate) for candidate in candidates]),
+        estimates=estimates,
         findings=findings,
         why_not=why_not,
         ratios=ratios(traffic, candidates),

@@ -7,13 +7,8 @@ from graph_builder import GraphBuilder
 
 from fusion_advisor.analysis import AnalysisOptions, analyze, find_candidates
 from fusion_advisor.analysis.chains import index_graph
-from fusion_advisor.analysis.cost import (
-    FRESH_ABOVE_BYTES,
-    Bandwidth,
-    CostModel,
-    estimate,
-    occupancy,
-)
+from fusion_advisor.analysis.cost import CostModel, estimate
+from fusion_advisor.analysis.kernel_time import FRESH_ABOVE_BYTES, Bandwidth, occupancy
 from fusion_advisor.analysis.traffic import TrafficModel
 from fusion_advisor.records import (
     BandwidthPoint,
