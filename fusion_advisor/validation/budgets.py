@@ -212,6 +212,8 @@ class _Chain:
         if _jumps(node, eager):
             # Not wider than rounding: the sides of a jump are far apart.
             apart = high - low > 16 * ulp(torch.maximum(low.abs(), high.abs()), torch.float32)
+            # Nor as narrow as the operands' own: a small remainder is known less well, no jump.
+            apart &= high - low > 4 * _operand_width(eager, intervals, moving)
             jumped = (apart | (torch.isnan(low) != torch.isnan(high))) & loose
             jumped = jumped if bool(jumped.any()) else None
             if jumped is not None and side is not None:
@@ -300,6 +302,19 @@ def _out_of_range(
             inside = (value >= bounds.min) & (value < float(bounds.max) + 1)
             mask = ~inside if mask is None else mask | ~inside
     return mask if mask is not None and bool(mask.any()) else None
+
+
+def _operand_width(
+    eager: torch.Tensor, intervals: Mapping[str, Interval | None], moving: Sequence[str]
+) -> torch.Tensor:
+    """How far apart the ends of a result's operands lie, summed; 0 where that is not finite."""
+    total = torch.zeros(eager.shape, dtype=torch.float64, device=eager.device)
+    for name in moving:
+        source = intervals[name]
+        if source is not None:
+            width = torch.where(source.loose, source.high - source.low, 0.0)
+            total += torch.nan_to_num(width, nan=0.0, posinf=0.0).broadcast_to(eager.shape)
+    return total
 
 
 def _jumps(node: OpNode, eager: torch.Tensor) -> bool:

@@ -105,6 +105,16 @@ def test_elements_at_a_jump_are_counted_apart_and_must_take_one_side() -> None:
     assert compare(torch.tensor([20.0, 10.0]), allowed).mismatches == 1
 
 
+def test_a_small_remainder_is_known_less_well_which_is_no_jump() -> None:
+    x = torch.tensor([1.3138885812669088e-10, 0.4], dtype=torch.float64)
+    allowed = _budget(lambda x: torch.remainder(torch.sigmoid(x), 0.001) * x, x)
+    # The first is a little above 500 times 0.001: wide in ULP, with no multiple inside.
+    assert allowed.ambiguous is None or not bool(allowed.ambiguous[0])
+    assert compare(torch.nextafter(allowed.eager, torch.ones(())), allowed).mismatches == 0
+    jumping = _budget(lambda x: torch.remainder(torch.sigmoid(x), 0.5) + 0.0, torch.zeros(1))
+    assert jumping.ambiguous is not None and bool(jumping.ambiguous[0])
+
+
 def test_comparison_under_a_where_takes_either_branch_whole() -> None:
     x = torch.tensor([0.0, 1.0])
     chain = lambda x: torch.where(torch.exp(x) > 1.0, x + 5.0, x - 5.0)  # noqa: E731
