@@ -55,7 +55,7 @@ def execute(source: Path, target: Path, *, root: Path = ROOT) -> str:
         print(f"[{position}/{len(code_cells)}] {elapsed:5.1f} s  {what}", flush=True)
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="fa-nb-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fa-nb-", ignore_cleanup_errors=True) as folder:
         client = NotebookClient(
             notebook,
             km=_kernel_manager(Path(folder)),
@@ -64,7 +64,8 @@ def execute(source: Path, target: Path, *, root: Path = ROOT) -> str:
         )
         try:
             # Not client.execute(): its own signal handlers turn an interrupt into a traceback.
-            environment = {**os.environ, **QUIET, "IPYTHONDIR": folder}
+            # Temporary files of the kernel go with the folder, also when it is killed.
+            environment = {**os.environ, **QUIET, "IPYTHONDIR": folder, "TMPDIR": folder}
             with open(Path(folder) / "stderr.txt", "w+b") as log:
                 try:
                     with client.setup_kernel(
