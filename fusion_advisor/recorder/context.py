@@ -54,8 +54,9 @@ class Context:
 
     def install(self) -> None:
         """Begin to track."""
-        self._wrap_module_call()
-        self._wrap_autocast()
+        with _lock:  # recordings in other threads wrap the same functions
+            self._wrap_module_call()
+            self._wrap_autocast()
         before = register_optimizer_step_pre_hook(self._before_step)
         after = register_optimizer_step_post_hook(self._after_step)
         self._restore += [before.remove, after.remove]
@@ -63,8 +64,9 @@ class Context:
 
     def uninstall(self) -> None:
         """Put everything back; may be called more than once."""
-        while self._restore:
-            self._restore.pop()()
+        with _lock:
+            while self._restore:
+                self._restore.pop()()
 
     @property
     def installed(self) -> bool:
@@ -99,7 +101,7 @@ class Context:
                     context.at_boundary()
 
         OUR_FRAMES.add(__call__.__code__)
-        nn.Module.__call__ = __call__  # type: ignore[method-assign]
+        _wrap(nn.Module, "__call__", __call__)
         self._restore.append(lambda: _put_back(nn.Module, "__call__", __call__, original))
 
     def _wrap_autocast(self) -> None:
@@ -119,8 +121,8 @@ class Context:
                 context.note_autocast()
             return result
 
-        autocast.__enter__ = __enter__  # type: ignore[method-assign]
-        autocast.__exit__ = __exit__  # type: ignore[method-assign]
+        _wrap(autocast, "__enter__", __enter__)
+        _wrap(autocast, "__exit__", __exit__)
         self._restore += [
             lambda: _put_back(autocast, "__enter__", __enter__, enter),
             lambda: _put_back(autocast, "__exit__", __exit__, leave),
@@ -210,7 +212,44 @@ class Context:
 OUR_FRAMES: set[Any] = set()  # code objects to leave out of the person's tracebacks
 
 
+_lock = threading.RLock()
+
+
+class _Wrapped:
+    """A function that recordings have wrapped: what it was, and their wrappers."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+        self.all: list[Any] = []
+        self.active: list[Any] = []
+
+
+_wrapped: dict[tuple[Any, str], _Wrapped] = {}
+
+
+def _wrap(owner: Any, name: str, ours: Any) -> None:
+    current = owner.__dict__[name]
+    entry = _wrapped.get((owner, name))
+    if entry is None or current not in entry.all:
+        entry = _wrapped[owner, name] = _Wrapped(current)
+    entry.all.append(ours)
+    entry.active.append(ours)
+    setattr(owner, name, ours)
+
+
 def _put_back(owner: Any, name: str, ours: Any, original: Any) -> None:
-    """Undo one wrapper, unless somebody has wrapped it again meanwhile (theirs stays valid)."""
-    if owner.__dict__.get(name) is ours:
+    """Undo one wrapper, unless somebody has wrapped it again meanwhile (theirs stays valid).
+
+    Recordings in several threads end in any order: the last one puts the original back.
+    """
+    entry = next((one for one in _wrapped.values() if ours in one.active), None)
+    current = owner.__dict__.get(name)
+    if entry is None:
+        return
+    entry.active.remove(ours)
+    if not entry.active and current in entry.all:
+        setattr(owner, name, entry.original)
+    elif current is ours:
         setattr(owner, name, original)
+    if not entry.active and _wrapped.get((owner, name)) is entry:
+        del _wrapped[owner, name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import json
 import os
 import threading
@@ -392,6 +393,18 @@ def test_profiles_in_threads_are_apart() -> None:
         for thread in threads:
             thread.join()
     assert found == {2: 2, 5: 5, 9: 9}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_recordings_of_several_threads_end_in_any_order(order: tuple[int, ...]) -> None:
+    from fusion_advisor.recorder.context import Context
+
+    with left_alone():
+        contexts = [Context(2, print) for _ in order]
+        for context in contexts:
+            context.install()
+        for number in order:
+            contexts[number].uninstall()
 
 
 # -- with capture() -----------------------------------------------------------------------------
