@@ -27,7 +27,7 @@ from fusion_advisor.recorder import (
     replay,
     timing,
 )
-from fusion_advisor.records import Capture, Ceilings, OpGraph, Report, Target
+from fusion_advisor.records import Capture, Ceilings, OpGraph, ReplayProof, Report, Target
 from fusion_advisor.serialize import load_report
 from fusion_advisor.validation import measure_ceilings
 from fusion_advisor.validation.whole_call import only_data
@@ -269,7 +269,11 @@ def advise(
         )
     device = _device_of(graph)
     options.say("proving the recording by replay", 0.2)
-    proof = replay.prove(graph, store, isolated=options.isolated)
+    proof = (
+        replay.prove(graph, store, isolated=options.isolated)
+        if options.prove
+        else ReplayProof(status="not run", message="the proof was not asked for (prove=False)")
+    )
     options.say("timing a warmed replay", 0.4)
     measured = timing.measure(graph, store)
     options.say("measuring this device's ceilings", 0.7)

@@ -180,3 +180,10 @@ def test_closed_advice_says_so() -> None:
     advice.close()
     with pytest.raises(UsageError, match="closed"):
         advice.apply()
+
+
+def test_the_proof_can_be_left_out() -> None:
+    torch.manual_seed(0)
+    advice = fa.profile(Block(), (torch.randn(8, 64),), prove=False)
+    assert advice.report.capture.proof.status == "not run"
+    assert "prove=False" in advice.report.capture.proof.message
