@@ -27,6 +27,7 @@ class GraphIndex:
     positions: dict[str, int]
     producer: dict[str, int]
     consumers: dict[str, list[int]]
+    sources: list[tuple[int, ...]]  # per input of a node: the position that made it, or -1
     dependencies: list[tuple[int, ...]]
     kept: frozenset[str]  # graph outputs
     given: frozenset[str]  # graph inputs
@@ -54,16 +55,20 @@ def build_index(graph: OpGraph) -> GraphIndex:
     tracked = {spec.id: spec.storage for spec in graph.values if spec.storage in written}
     producer: dict[str, int] = {}
     consumers: dict[str, list[int]] = {}
+    sources: list[tuple[int, ...]] = []
     dependencies: list[tuple[int, ...]] = []
     last_writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {storage: [] for storage in written}
     writers: dict[int, list[int]] = {storage: [] for storage in written}
+    made_late = False
     for i, node in enumerate(nodes):
-        needed: set[int] = set()
+        made: list[int] = []
+        needed: list[int] = []
         for value in node.inputs:
-            made = producer.get(value)
-            if made is not None:
-                needed.add(made)
+            maker = producer.get(value, -1)
+            made.append(maker)
+            if maker >= 0:
+                needed.append(maker)
             users = consumers.get(value)
             if users is None:
                 consumers[value] = [i]
@@ -71,26 +76,32 @@ def build_index(graph: OpGraph) -> GraphIndex:
                 users.append(i)
             if value in tracked:
                 storage = tracked[value]
-                writer = last_writer.get(storage)
-                if writer is not None:
-                    needed.add(writer)
+                if storage in last_writer:
+                    needed.append(last_writer[storage])
                 readers[storage].append(i)
-        for value in node.mutates:
-            storage = tracked[value]
-            needed.update(readers[storage])
-            needed.discard(i)
-            writer = last_writer.get(storage)
-            if writer is not None:
-                needed.add(writer)
-            readers[storage] = []
-            last_writer[storage] = i
-            writers[storage].append(i)
-        dependencies.append(tuple(needed))
+        sources.append(tuple(made))
+        if node.mutates:
+            before = set(needed)
+            for value in node.mutates:
+                storage = tracked[value]
+                before.update(readers[storage])
+                before.discard(i)
+                if storage in last_writer:
+                    before.add(last_writer[storage])
+                readers[storage] = []
+                last_writer[storage] = i
+                writers[storage].append(i)
+            dependencies.append(tuple(before))
+        else:
+            dependencies.append(tuple(set(needed) if len(needed) > 1 else needed))
         for value in node.outputs:
             if value not in values:
                 raise AnalysisError(f"{node.id} ({node.op}) makes {value}, which is not recorded")
             if value not in producer:
                 producer[value] = i
+                made_late = made_late or value in consumers
+    if made_late:  # an op gives back a value that was there before
+        sources = [tuple([producer.get(v, -1) for v in node.inputs]) for node in nodes]
     missing = consumers.keys() - values.keys()
     if missing:
         raise AnalysisError(f"the recording uses {min(missing)}, which it does not describe")
@@ -103,6 +114,7 @@ def build_index(graph: OpGraph) -> GraphIndex:
         positions=positions,
         producer=producer,
         consumers=consumers,
+        sources=sources,
         dependencies=dependencies,
         kept=frozenset(graph.outputs),
         given=frozenset(graph.inputs),

@@ -107,6 +107,9 @@ def mark_members(index: GraphIndex) -> None:
     bad_values = _unsupported_values(index)
     late = _LateReaders(index)
     backward = [i for i, node in enumerate(index.nodes) if node.phase == "backward"]
+    infos, refusals, joinable = index.infos, index.refusals, index.joinable
+    written = bool(index.written_storages)
+    others: dict[tuple[str, str], Refusal] = {}  # what is said of ops that no kernel is made for
     for i, node in enumerate(index.nodes):
         op = node.op
         if op not in known:
@@ -114,28 +117,29 @@ def mark_members(index: GraphIndex) -> None:
         info = known[op]
         refusal: Refusal | None
         if info is None or info.recipe is None:
-            refusal = _kind_refusal(node, info)
+            refusal = others.get((op, node.kind))
+            if refusal is None:
+                refusal = others[op, node.kind] = _kind_refusal(node, info)
         else:
             refusal = _call_refusal(index, node, bad_values)
             if refusal is None and node.mutates:
                 refusal = late.refusal(i, node)
-            if refusal is None and index.written_storages and node.grad_enabled:
+            if refusal is None and written and node.grad_enabled:
                 refusal = _lost_for_backward(index, i, node, backward)
         if refusal is None:
-            index.infos[i] = info
-            index.joinable[i] = _member_producers(index, node)
+            infos[i] = info
+            joinable[i] = _member_producers(index, i)
         else:
-            index.refusals[i] = refusal
+            refusals[i] = refusal
 
 
-def _member_producers(index: GraphIndex, node: OpNode) -> tuple[int, ...]:
+def _member_producers(index: GraphIndex, position: int) -> tuple[int, ...]:
     """Members (earlier ones are marked by now) that make the node's inputs, latest first."""
-    infos, producer = index.infos, index.producer
-    found = {
-        made
-        for value in node.inputs
-        if (made := producer.get(value)) is not None and infos[made] is not None
-    }
+    infos = index.infos
+    sources = index.sources[position]
+    if len(sources) == 1:
+        return sources if sources[0] >= 0 and infos[sources[0]] is not None else ()
+    found = {made for made in sources if made >= 0 and infos[made] is not None}
     return tuple(sorted(found, reverse=True)) if len(found) > 1 else tuple(found)
 
 
@@ -149,8 +153,9 @@ def _kind_refusal(node: OpNode, info: OpInfo | None) -> Refusal:
 
 def _unsupported_values(index: GraphIndex) -> dict[str, Refusal]:
     bad: dict[str, Refusal] = {}
+    known = _DTYPES
     for spec in index.values.values():
-        if spec.dtype not in _DTYPES:
+        if spec.dtype not in known:
             bad[spec.id] = ("dtype", f"no kernels are generated for {spec.dtype}")
         elif spec.flags:
             odd = [flag for flag in spec.flags if flag not in _PLAIN_FLAGS]
@@ -165,7 +170,8 @@ def _call_refusal(
     """Why this call of a known elementwise op cannot be a member, or None."""
     if len(node.outputs) != 1:
         return "unsupported-op", f"{node.op} has {len(node.outputs)} results"
-    output = index.values[node.outputs[0]]
+    values = index.values
+    output = values[node.outputs[0]]
     if bad_values:
         for value in (*node.inputs, output.id):
             if value in bad_values:
@@ -173,14 +179,12 @@ def _call_refusal(
                 return code, f"{node.op}: {text}"
     shape = output.shape
     for value in node.inputs:
-        operand = index.values[value]
+        operand = values[value]
         if operand.shape != shape and not broadcasts_to(operand.shape, shape):
             return "shape", f"{node.op}: {operand.shape} does not broadcast into {shape}"
         if operand.device != output.device:
             return "device", f"{node.op} reads a tensor on {operand.device} from {output.device}"
-    elements = 1
-    for size in shape:
-        elements *= size
+    elements = math.prod(shape)
     if elements > MAX_ELEMENTS:
         return "offsets", f"{node.op} has {elements} elements, beyond 32-bit offsets"
     for argument in node.args:

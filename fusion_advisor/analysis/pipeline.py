@@ -10,11 +10,10 @@ from itertools import count
 
 from fusion_advisor.analysis.chains import (
     Grouping,
+    explain,
     group_ops,
     group_within_frames,
     index_graph,
-    pair_blockers,
-    with_blockers,
 )
 from fusion_advisor.analysis.cost import CostModel
 from fusion_advisor.analysis.findings import MIN_SAVING_US, MIN_SHARE, find_findings, threshold
@@ -124,8 +123,7 @@ def _analyze(capture: Capture, first_id: int, options: AnalysisOptions) -> Analy
     step = find_optimizer_step(model, ids=ids, wall_us=wall_us, least=least)
     if step is not None:
         findings = (*findings, step)
-    why_not = pair_blockers(whole)
-    candidates = with_blockers(whole, why_not)
+    why_not, candidates = explain(whole)
     findings = _explained(findings, candidates, framed)
     estimates = tuple([model.estimate(candidate) for candidate in candidates])
     before = traffic.total
@@ -159,7 +157,7 @@ def _explained(
     """The findings with occurrences that say where each group ends, and why."""
     if not findings:
         return ()
-    known = {each.id: each for each in with_blockers(framed, pair_blockers(framed))}
+    known = {each.id: each for each in explain(framed)[1]}
     known.update((each.id, each) for each in candidates)
     return tuple(
         replace(
