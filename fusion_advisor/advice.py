@@ -19,6 +19,7 @@ from fusion_advisor.kernels import (
 )
 from fusion_advisor.recorder import Recording
 from fusion_advisor.records import (
+    IN_PLACE_ALREADY,
     AppliedFix,
     Finding,
     Fix,
@@ -166,7 +167,8 @@ class Advice:
         self._say("checking the whole call", 0.95)
         done = {fix.finding: fix for fix in self._applier.apply(self.report, pieces, where=where)}
         outcome = [(left_out | done)[finding] for finding in chosen]
-        self._keep(applied=(*self.report.applied, *outcome))
+        news = [fix for fix in outcome if fix.reason != IN_PLACE_ALREADY]  # the rest stays as it is
+        self._keep(applied=(*self.report.applied, *news))
         self._say("done", 1.0)
         return Applied(outcome)
 

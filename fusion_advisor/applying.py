@@ -30,6 +30,7 @@ from fusion_advisor.recorder import Recording
 from fusion_advisor.recorder.source import find_cell
 from fusion_advisor.recorder.substitution import Substitution, run_substituted
 from fusion_advisor.records import (
+    IN_PLACE_ALREADY,
     AppliedFix,
     Finding,
     Fix,
@@ -166,7 +167,7 @@ class Applier:
 
     def _refusal(self, report: Report, finding: Finding, validation: ValidationResult) -> str:
         if finding.id in self.in_place:
-            return "is in place already"
+            return IN_PLACE_ALREADY
         if validation.status != "passed":
             failed = [rung for rung in validation.rungs if rung.status == "failed"]
             said = f"{failed[0].name}: {failed[0].detail}" if failed else "validation did not run"

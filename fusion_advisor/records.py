@@ -525,6 +525,9 @@ class Fix:
     blockers: tuple[Blocker, ...] = ()
 
 
+IN_PLACE_ALREADY = "is in place already"  # the reason of a fix that was asked for twice
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedFix:
     """What was put in place and what it did to the whole call (uninstrumented, interleaved)."""

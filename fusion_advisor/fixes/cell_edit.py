@@ -124,8 +124,8 @@ def _guarded(
         if where == "file" and span is not None and span.installed:
             raise Refusal(
                 "installed-package",
-                f"{span.file} belongs to an installed package, which is never edited: swap the "
-                "live function, or export a module that does",
+                f"{span.file} belongs to an installed package, which is never edited: apply it "
+                "live (where='function'), or export a .py file that does",
             )
         return fix(_plan(graph, nodes, candidate, kernel, text, where, namespace, call_name), None)
     except Refusal as refusal:

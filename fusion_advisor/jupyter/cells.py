@@ -137,17 +137,24 @@ class Body:
     globals: dict[str, Any]
     locals: Any
     error: BaseException | None = field(default=None)
+    finished: bool = field(default=False)
 
     def run(self) -> Any:
         """Run it; the value of the last expression, or of the last plain assignment."""
         try:
             if self.statements is not None:
                 exec(self.statements, self.globals, self.locals)
-            if self.expression is not None:
-                return eval(self.expression, self.globals, self.locals)
+            value = (
+                eval(self.expression, self.globals, self.locals)
+                if self.expression is not None
+                else None
+            )
         except BaseException as error:
             self.error = error
             raise
+        self.finished = True
+        if self.expression is not None:
+            return value
         scope = self.globals if self.locals is None else self.locals
         return scope.get(self.assigned) if self.assigned else None
 

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 
 MAGICS = ("fuse_profile", "fuse_show", "fuse_apply", "fuse_undo", "fuse_export")
 NESTED_MESSAGE = "%fuse_profile: this code is already being profiled; the outer report covers it"
+INTERRUPTED = "stopped; what the magic had begun is taken back"
+INTERRUPTED_AFTER_THE_CODE = (
+    "stopped; the code itself had run to its end, and only its report is missing"
+)
 
 
 @magics_class
@@ -139,6 +143,7 @@ class FuseMagics(Magics):
 
         Then: ``%fuse_show F1``, ``%fuse_apply F1``, ``%fuse_undo``.
         """
+        __tracebackhide__ = True  # an error of the person's code shows their code alone
         with one_line_errors():
             options, expression = parse(line, PROFILE_OPTIONS, "%fuse_profile")
             if "export" in options:
@@ -182,6 +187,7 @@ class FuseMagics(Magics):
     ) -> Advice:
         from fusion_advisor import advisor
 
+        __tracebackhide__ = True
         self._profiling = True
         try:
             with self._following(), one_line_errors(body):
@@ -226,6 +232,8 @@ class FuseMagics(Magics):
             if call.repeatable and not others:
                 print(f"%fuse_profile {call.text}    (from In[{call.number}])")
                 return call.text
+            if call.text in {other.text for other in others}:
+                continue
             others.append(call)
             if len(others) == 5:
                 break
@@ -444,14 +452,27 @@ class FuseMagics(Magics):
 
 @contextmanager
 def one_line_errors(body: Body | None = None) -> Iterator[None]:
-    """Errors of ours are shown as one line; what the person's own code raised is left as it is."""
+    """Errors of ours, and interrupts of our work, are shown as one line.
+
+    What the person's own code raised is left as it is.
+    """
+    __tracebackhide__ = True
     try:
         yield
+    except KeyboardInterrupt as error:
+        if body is None or error is not body.error:
+            said = INTERRUPTED if body is None or not body.finished else INTERRUPTED_AFTER_THE_CODE
+            _show_as(error, f"KeyboardInterrupt: {said}")
+        raise
     except FusionAdvisorError as error:
         if body is None or error is not body.error:
-            text = f"{type(error).__name__}: {error}"
-            error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]
+            _show_as(error, f"{type(error).__name__}: {error}")
         raise
+
+
+def _show_as(error: BaseException, text: str) -> None:
+    """Have IPython show one line in place of a traceback."""
+    error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]
 
 
 def _has_kernel(report: Report, finding_id: str) -> bool:

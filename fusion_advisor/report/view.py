@@ -17,6 +17,7 @@ from fusion_advisor.quantities import (
     times_text,
 )
 from fusion_advisor.records import (
+    IN_PLACE_ALREADY,
     AppliedFix,
     Capture,
     CostEstimate,
@@ -244,6 +245,10 @@ def timing_sentence(pair: TimingPair) -> str:
 def applied_sentence(fix: AppliedFix) -> str:
     """What applying did to the whole call, and the way back."""
     where = plural(len(fix.places), "place") if fix.places else one_line(fix.where)
+    if fix.reason == IN_PLACE_ALREADY:
+        return (
+            f"{fix.finding} {fix.reason}; to put it in another way: %fuse_undo {fix.finding} first"
+        )
     if fix.undone:
         return f"{fix.finding} is not in place: {one_line(fix.reason) or 'undone'}"
     measured = (

@@ -74,6 +74,7 @@ def test_an_error_stops_the_run_and_is_shown_once():
     trace = "\n".join(errors[0]["traceback"])
     assert "line 4" in trace
     assert "stand_in" not in trace
+    assert "magics.py" not in trace
     assert cell.outputs[0]["data"]["text/plain"].startswith("Fusion Advisor: stopped by KeyError")
     (error,) = ours.outputs
     assert error["ename"] == "UsageError"

@@ -100,6 +100,22 @@ def test_profile_apply_in_lower_case_and_undo(
     assert list(tmp_path.glob("*.html")) == []
 
 
+def test_applying_twice_says_so_and_the_report_still_shows_it_in_place(
+    notebook: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with untouched(notebook):
+        assert run(notebook, "%fuse_profile --target cpu -o adv model(x);").success
+        advice = notebook.user_ns["adv"]
+        name = advice.report.findings[0].id
+        assert run(notebook, f"%fuse_apply {name}").success
+        capsys.readouterr()
+        assert run(notebook, f"%fuse_apply {name}").success
+        shown = capsys.readouterr().out
+        assert f"{name} is in place already" in shown and "not in place" not in shown
+        assert [fix.undone for fix in advice.report.applied] == [False]
+        assert run(notebook, "%fuse_undo").success
+
+
 def test_advice_without_a_kernel_is_shown_and_left_out(
     notebook: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -241,6 +241,11 @@ def test_bare_magic_lists_what_it_does_not_repeat(with_model, advisor, capsys, c
     assert advisor.advices == []
 
 
+def test_bare_magic_names_each_call_once(with_model, advisor, capsys):
+    assert not cells(with_model, "y = model(x).sum(); z = model(x).sum()", "%fuse_profile").success
+    assert capsys.readouterr().out.count("  %fuse_profile model(x)") == 1
+
+
 # -- progress -----------------------------------------------------------------------------------
 
 

@@ -100,6 +100,26 @@ def test_interrupt_propagates_so_that_queued_cells_stop(loaded, capsys):
     assert HEADLINE not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("runs_first", "said"), [(True, "the code itself had run"), (False, "is taken back")]
+)
+def test_interrupt_of_our_own_work_is_one_line(
+    loaded, advisor, monkeypatch, capsys, runs_first, said
+):
+    def profile_code(run, **options):
+        if runs_first:
+            run()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(advisor, "profile_code", profile_code)
+    result = loaded.run_cell("%%fuse_profile\nran = 1")
+    shown = capsys.readouterr().out
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert ("ran" in loaded.user_ns) == runs_first
+    assert "KeyboardInterrupt: stopped; " in shown and said in shown
+    assert "Traceback" not in shown and "magics.py" not in shown
+
+
 def test_error_of_ours_is_one_line(loaded, advisor, monkeypatch, capsys):
     from fusion_advisor.errors import CaptureError
 
