@@ -14,7 +14,7 @@ from typing import Any
 from fusion_advisor.codegen import generate, lower
 from fusion_advisor.errors import CaptureError, UsageError
 from fusion_advisor.fixes import runtime_scalars
-from fusion_advisor.ops import functional_name
+from fusion_advisor.ops import functional_name, takeable_numbers
 from fusion_advisor.recorder import TensorStore, replay
 from fusion_advisor.recorder.source import find_cell
 from fusion_advisor.records import (
@@ -78,9 +78,10 @@ def generate_kernel(
     """Lower a candidate and write its text.
 
     ``source`` is the text its ops stand in, where known: numbers that are not literals there
-    become run-time arguments of the kernel.
+    become run-time arguments of the kernel, except those that an op's recipe must know.
     """
     scalars = runtime_scalars(graph, candidate, source) if source else frozenset()
+    scalars = takeable_numbers(graph, scalars)
     program = lower(graph, candidate, name=kernel_name(graph, candidate), runtime_scalars=scalars)
     return generate(program, graph, targets=targets)
 

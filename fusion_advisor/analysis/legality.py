@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
 
 from fusion_advisor.analysis.graph_index import Context, GraphIndex, broadcasts_to, same_layout
-from fusion_advisor.ops import OpInfo, lookup
+from fusion_advisor.ops import OpInfo, lookup, why_unwritable
 from fusion_advisor.ops.dtypes import SUPPORTED_DTYPES
-from fusion_advisor.records import OpNode, Symbol, TensorSpec
+from fusion_advisor.records import Argument, OpNode, Symbol, TensorSpec, ValueRef
 
 Refusal = tuple[str, str]  # blocker code, message
+_CallKey = tuple[str, Hashable, Hashable, str]
 
 BLOCKER_CODES: Mapping[str, str] = MappingProxyType(
     {
@@ -104,6 +105,7 @@ def context_refusal(first: Context, second: Context) -> Refusal:
 def mark_members(index: GraphIndex) -> None:
     """Fill ``index.infos`` (the recipe of each possible member) and ``index.refusals``."""
     known: dict[str, OpInfo | None] = {}
+    unwritable: dict[_CallKey, str] = {}
     bad_values = _unsupported_values(index)
     late = _LateReaders(index)
     backward = [i for i, node in enumerate(index.nodes) if node.phase == "backward"]
@@ -122,6 +124,8 @@ def mark_members(index: GraphIndex) -> None:
                 refusal = others[op, node.kind] = _kind_refusal(node, info)
         else:
             refusal = _call_refusal(index, node, bad_values)
+            if refusal is None and node.kind == "elementwise":
+                refusal = _unwritable(index, node, info, unwritable)
             if refusal is None and node.mutates:
                 refusal = late.refusal(i, node)
             if refusal is None and written and node.grad_enabled:
@@ -196,6 +200,32 @@ def _call_refusal(
     if node.kind in ("view", "metadata"):
         return _identity_view_refusal(index, node, output)
     return None
+
+
+def _unwritable(
+    index: GraphIndex, node: OpNode, info: OpInfo, known: dict[_CallKey, str]
+) -> Refusal | None:
+    """What lowering itself would refuse of this call; asked once for calls of one kind."""
+    values = index.values
+
+    def plain(argument: Argument) -> Hashable:
+        """An argument less what recipes do not see: which tensor it is, its size and place."""
+        if isinstance(argument, ValueRef):
+            spec = values[argument.value]
+            return (spec.dtype, bool(spec.shape), "wrapped-number" in spec.flags)
+        if isinstance(argument, tuple):
+            return tuple(plain(item) for item in argument)
+        return (type(argument), repr(argument))  # -0.0 is not 0.0, nor True 1
+
+    key = (
+        node.op,
+        tuple(plain(argument) for argument in node.args),
+        tuple((name, plain(argument)) for name, argument in node.kwargs),
+        values[node.outputs[0]].dtype,
+    )
+    if key not in known:
+        known[key] = why_unwritable(node, info, values)
+    return ("unsupported-op", known[key]) if known[key] else None
 
 
 def _lost_for_backward(

@@ -50,7 +50,11 @@ def shortest_float32(value: float) -> str:
     """The shortest decimal that rounds to this float32."""
     for digits in range(1, 10):
         text = f"{value:.{digits}g}"
-        if struct.unpack("<f", struct.pack("<f", float(text)))[0] == value:
+        try:
+            rounded = struct.unpack("<f", struct.pack("<f", float(text)))[0]
+        except OverflowError:  # a short decimal of the largest numbers lies beyond them
+            continue
+        if rounded == value:
             return repr(float(text))
     return repr(value)
 

@@ -94,15 +94,7 @@ class _Lowering:
             raise UnsupportedOpError(
                 f"value {value} is read by the group but is neither made in it nor an input of it"
             )
-        spec = self.specs[value]
-        weight: Literal["tensor", "scalar tensor", "number"] = (
-            "number"
-            if "wrapped-number" in spec.flags
-            else "tensor"
-            if spec.shape
-            else "scalar tensor"
-        )
-        return ops.Operand(value=self.values[value], dtype=spec.dtype, weight=weight)
+        return ops.operand_of(self.specs[value], self.values[value])
 
     def runtime_number(self, node: OpNode, position: int) -> ops.Operand | None:
         """The run-time number that replaces a captured one, if there is one."""
@@ -129,27 +121,15 @@ class _Lowering:
             raise UnsupportedOpError(
                 f"{node.op} moves data between {' and '.join(sorted(devices))}"
             )
-        self.builder.node = node.id
-        call = ops.bind(
+        results = ops.write_call(
             node,
-            info.parameters,
+            info,
             self.builder,
             self.operand,
+            tuple(_supported(self.specs[value]) for value in node.outputs),
             lambda position: self.runtime_number(node, position),
         )
-        results = info.recipe(call)
-        for value, result in zip(
-            node.outputs, results if isinstance(results, tuple) else (results,), strict=False
-        ):
-            dtype = _supported(self.specs[value])
-            made = self.builder.dtype(result)
-            if ops.is_inplace(node.op):
-                result = self.builder.cast(result, dtype)  # written into a tensor of its dtype
-            elif made != dtype:
-                raise UnsupportedOpError(
-                    f"{node.op} gave {dtype} where its recipe gives {made} (another default dtype?)"
-                )
-            self.values[value] = result
+        self.values.update(zip(node.outputs, results, strict=False))
 
 
 def _supported(spec: TensorSpec) -> str:

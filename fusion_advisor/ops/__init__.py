@@ -10,6 +10,7 @@ from fusion_advisor.ops.dtypes import ITEM_BYTES, SUPPORTED_DTYPES
 from fusion_advisor.ops.kinds import classify, functional_name, is_inplace
 from fusion_advisor.ops.scalars import OPCODES, Builder, Opcode, type_error
 from fusion_advisor.ops.table import OpInfo, lookup, rows
+from fusion_advisor.ops.writing import operand_of, takeable_numbers, why_unwritable, write_call
 
 RECIPE_MODULES = (arithmetic, extrema, elementary, logic, activations, gradients)
 
@@ -30,6 +31,10 @@ __all__ = [
     "functional_name",
     "is_inplace",
     "lookup",
+    "operand_of",
     "rows",
+    "takeable_numbers",
     "type_error",
+    "why_unwritable",
+    "write_call",
 ]

@@ -16,12 +16,13 @@ apart, and the chain is carried on once per side: a result must fit one of them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from fusion_advisor.ops import lookup
+from fusion_advisor.ops import functional_name, lookup
 from fusion_advisor.records import FusionCandidate, OpGraph, OpNode
 from fusion_advisor.validation import aten
 
@@ -200,6 +201,8 @@ class _Chain:
             return None, None
         corners = self._corners(node, value, intervals, moving)
         low, high, maybe_nan = _hull(corners, moved)
+        if moving:
+            low, high = _with_peaks(node, self.eager, intervals, low, high)
         for name in moving:
             source = intervals[name]
             if source is not None and bool(source.maybe_nan.any()):
@@ -261,6 +264,14 @@ class _Chain:
                 end = ends[free.index(name)] if name in free else ends[0]
                 at[name] = _end(self.eager[name], intervals[name], end)
             images.append(self._evaluate(node, value, at))
+        # abs, squares and the like turn round at zero, which lies between the ends.
+        across = {
+            name: middle
+            for name in moving
+            if (middle := _across_zero(self.eager[name], intervals[name])) is not None
+        }
+        if across:
+            images.append(self._evaluate(node, value, {**wide, **across}))
         return images
 
     def _evaluate(
@@ -336,6 +347,48 @@ def _end(eager: torch.Tensor, interval: Interval | None, end: int) -> torch.Tens
     if not eager.dtype.is_floating_point:
         return torch.where(interval.loose, bound.to(eager.dtype), eager)
     return torch.where(interval.loose, bound, eager.to(torch.float64))
+
+
+def _across_zero(eager: torch.Tensor, interval: Interval | None) -> torch.Tensor | None:
+    """An operand that is zero wherever its interval holds zero; None where none does."""
+    if interval is None or not eager.dtype.is_floating_point:
+        return None
+    inside = interval.loose & (interval.low < 0) & (interval.high > 0)
+    if not bool(inside.any()):
+        return None
+    return torch.where(inside, 0.0, eager.to(torch.float64))
+
+
+# Where functions that swing have a maximum and a minimum, repeated every 2 pi.
+_PEAKS = {"aten.sin.default": (math.pi / 2, -math.pi / 2), "aten.cos.default": (0.0, math.pi)}
+
+
+def _with_peaks(
+    node: OpNode,
+    eager: Mapping[str, torch.Tensor],
+    intervals: Mapping[str, Interval | None],
+    low: torch.Tensor,
+    high: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ends of an image, with the peaks (or poles) that lie between an operand's ends.
+
+    A large argument known to a few ULP spans whole periods: its ends say nothing of its image.
+    """
+    name = functional_name(node.op)
+    source = intervals.get(node.inputs[0]) if name in (*_PEAKS, "aten.tan.default") else None
+    if source is None:
+        return low, high
+
+    def meets(place: float, period: float) -> torch.Tensor:
+        first = torch.floor((source.low - place) / period)
+        last = torch.floor((source.high - place) / period)
+        return source.loose & torch.isfinite(last - first) & (last > first)
+
+    if name not in _PEAKS:
+        pole = meets(math.pi / 2, math.pi)
+        return torch.where(pole, -torch.inf, low), torch.where(pole, torch.inf, high)
+    top, bottom = (meets(place, 2 * math.pi) for place in _PEAKS[name])
+    return torch.where(bottom, -1.0, low), torch.where(top, 1.0, high)
 
 
 def _hull(

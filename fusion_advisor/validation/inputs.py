@@ -221,6 +221,9 @@ class _Builder:
             return values(dtype, count, self._generator)
         # Captured integers are indices, positions or codes: stay in their range.
         low, high = int(known.min()), int(known.max())
+        if high - low >= torch.iinfo(torch.int64).max:  # a float out of range was cast to int64
+            places = torch.randint(0, known.numel(), (count,), generator=self._generator)
+            return known.detach().reshape(-1).cpu()[places]
         picked = torch.randint(0, high - low + 1, (count,), generator=self._generator)
         return (picked + low).to(dtype)
 

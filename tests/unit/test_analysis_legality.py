@@ -9,6 +9,8 @@ from slow_checker import problems
 from fusion_advisor.analysis import BLOCKER_CODES, find_candidates, why_not
 from fusion_advisor.analysis.growth import Growth
 from fusion_advisor.errors import AnalysisError
+from fusion_advisor.kernels import generate_kernel
+from fusion_advisor.ops import takeable_numbers
 from fusion_advisor.records import Symbol
 
 
@@ -213,6 +215,29 @@ def test_opaque_arguments_are_refused() -> None:
     x = b.op("aten.add.Tensor", b.input((4,)), Symbol(kind="opaque", name="<object>"))
     graph = b.build(b.op("aten.exp.default", x))
     assert codes(graph) == {("n0",): "argument", ("n0", "n1"): "argument"}
+
+
+def test_an_op_that_lowering_refuses_splits_the_group_instead_of_losing_it() -> None:
+    b = GraphBuilder()
+    x, y = b.input((4, 8), dtype="int64"), b.input((4, 8), dtype="int64")
+    whole = {"shape": (4, 8), "dtype": "int64"}
+    near = b.op("aten.add.Tensor", b.op("aten.mul.Tensor", x, y, **whole), y, **whole)
+    quotient = b.op("aten.floor_divide.default", near, y, **whole)
+    out = b.op("aten.mul.Tensor", b.op("aten.add.Tensor", quotient, 1, **whole), y, **whole)
+    graph = b.build(out)
+    assert groups(graph) == [("n0", "n1"), ("n3", "n4")]
+    for candidate in find_candidates(graph):
+        generate_kernel(graph, candidate)
+    refused = [one for one in why_not(graph, find_candidates(graph)) if "n2" in one.nodes]
+    assert {one.code for one in refused} == {"unsupported-op"}
+    assert any("divisor is zero" in one.message for one in refused)
+
+
+def test_numbers_that_a_recipe_must_know_are_written_into_the_kernel() -> None:
+    b = GraphBuilder()
+    power = b.op("aten.pow.Tensor_Scalar", b.input((4,)), 2.5)
+    graph = b.build(b.op("aten.mul.Tensor", power, 3.0))
+    assert takeable_numbers(graph, [("n0", 1), ("n1", 1)]) == {("n1", 1)}
 
 
 def test_results_of_different_layout_are_cut_apart() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fusion_advisor.codegen import check_program, program_hash
+from fusion_advisor.codegen.expressions import shortest_float32
 from fusion_advisor.errors import CodegenError
 from fusion_advisor.records import (
     Constant,
@@ -152,3 +154,11 @@ def test_hash_ignores_captured_names_and_sees_every_change_of_meaning():
     ]
     hashes = {program_hash(p) for p in (program, *changed)}
     assert len(hashes) == len(changed) + 1
+
+
+def test_largest_float32_numbers_are_written_shortest_too() -> None:
+    largest = torch.finfo(torch.float32).max
+    for value in (largest, -largest, 1e38, 0.1, -torch.finfo(torch.float32).tiny):
+        rounded = float(torch.tensor(value, dtype=torch.float32))
+        written = float(shortest_float32(rounded))
+        assert float(torch.tensor(written, dtype=torch.float32)) == rounded

@@ -75,6 +75,32 @@ def test_cancellation_widens_the_room_in_ulp_but_not_in_size() -> None:
     assert 2e-7 < float((way.high - way.low)[0]) < 1e-6
 
 
+@pytest.mark.parametrize("wave", [torch.sin, torch.cos, torch.tan])
+def test_a_large_angle_known_to_a_few_ulp_may_be_any_phase(wave: Callable[..., Any]) -> None:
+    x = torch.tensor([0.5, 22.0, 23.0])
+    allowed = _budget(lambda x: wave(torch.exp(x)), x, own=_only("aten.exp.default", 2.0))
+    other = allowed.eager.clone()
+    other[1:] = wave(torch.nextafter(torch.exp(x[1:]), torch.tensor(math.inf)))
+    assert compare(other, allowed).mismatches == 0
+    other[0] += 1e-3  # a small angle has no such room
+    assert compare(other, allowed).mismatches == 1
+    far = allowed.eager.clone()
+    far[1:] = 0.3  # the interval spans whole periods, wherever its ends lie
+    assert compare(far, allowed).mismatches == 0
+
+
+def test_zero_between_the_ends_is_part_of_an_image() -> None:
+    x = torch.tensor([1.0])
+    near = float(torch.exp(x)) + 2.0**-22  # one ULP from eager's value
+    allowed = _budget(
+        lambda x: torch.abs(torch.exp(x) - near),
+        x,
+        own=_only("aten.exp.default", 2.0),
+    )
+    assert compare(torch.tensor([0.0]), allowed).mismatches == 0
+    assert float(allowed.ways[0].low[0]) == 0.0
+
+
 def test_an_exact_zero_has_no_room() -> None:
     x = torch.tensor([0.0, -math.inf])
     allowed = _budget(lambda x: torch.tanh(torch.exp(x) * 0.0), x)

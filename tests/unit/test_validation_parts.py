@@ -12,6 +12,7 @@ import pytest
 import torch
 import validation_kernels as kernels
 
+from fusion_advisor.codegen import lower
 from fusion_advisor.errors import ValidationError
 from fusion_advisor.records import BandwidthPoint, Ceilings
 from fusion_advisor.validation import arrays, benchmark, ceilings
@@ -43,6 +44,14 @@ def test_cases_keep_the_layout_and_change_the_sizes() -> None:
     assert torch.isinf(x).any()
     assert (torch.signbit(x) & (x == 0)).any()
     assert ((x != 0) & (x.abs() < torch.finfo(torch.float32).smallest_normal)).any()
+
+
+def test_captured_integers_may_span_all_of_int64() -> None:
+    x = torch.tensor([torch.iinfo(torch.int64).min, 3, torch.iinfo(torch.int64).max - 1])
+    graph, candidate = kernels.record(lambda x: x.clamp(min=0) + 1, x)
+    program = lower(graph, candidate, name="clamped")
+    cases = build_cases(program, graph, candidate, {candidate.inputs[0].value: x})
+    assert all(set(case.tensors[0].flatten().tolist()) <= set(x.tolist()) for case in cases)
 
 
 def test_broadcast_operands_stay_broadcast() -> None:
