@@ -196,7 +196,7 @@ def _prepare_workers(options: ProfileOptions) -> None:
         workers.warm_up()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Run:
     """What ``with capture() as run`` binds; ``advice`` is there after the block."""
 
@@ -216,6 +216,15 @@ class Run:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.advice, name)
+
+    def __repr__(self) -> str:
+        if self._advice is not None:
+            return repr(self._advice)
+        return f"<recording: {self._failed or 'the block has not ended'}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str] | None:
+        """What a notebook shows of the advice; before it is there, the text alone."""
+        return None if self._advice is None else self._advice._repr_mimebundle_(include, exclude)
 
 
 @contextmanager

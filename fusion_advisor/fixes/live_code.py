@@ -201,7 +201,8 @@ def find_function(
     if best is None:
         raise FixError(
             f"no live function holds {span.file}:{span.line} "
-            f"({span.function or 'module level'}), so there is none to swap"
+            f"({span.function or 'module level'}), so there is none to swap: it was defined again, "
+            "or another kernel is in place there (take that one out, then profile again)"
         )
     return best
 

@@ -75,7 +75,10 @@ def apply_edits(text: str, edits: Iterable[TextEdit]) -> str:
     position = 0
     for edit in sorted(edits, key=lambda one: (one.start, one.end)):
         if edit.start < position or edit.end > len(text):
-            raise FixError("two edits touch the same text: apply and undo them one at a time")
+            raise FixError(
+                "another kernel is in place at the same lines; take that one out first, then "
+                "apply this one"
+            )
         pieces += (text[position : edit.start], edit.new)
         position = edit.end
     pieces.append(text[position:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -366,8 +367,8 @@ class FuseMagics(Magics):
                 ]
             else:
                 places = [place for advice in self.advices for place in advice.undo()]
-            for place in places:
-                print(f"taken out: {place}")
+            for place, times in Counter(places).items():
+                print(f"taken out: {place}" + (f"  (× {times})" if times > 1 else ""))
             if not places:
                 print("Nothing was in place.")
 

@@ -116,6 +116,35 @@ def test_applying_twice_says_so_and_the_report_still_shows_it_in_place(
         assert run(notebook, "%fuse_undo").success
 
 
+def test_the_object_of_a_with_block_is_shown_as_its_advice(notebook: Any) -> None:
+    import fusion_advisor
+
+    model, x = notebook.user_ns["model"], notebook.user_ns["x"]
+    with fusion_advisor.capture(target="cpu") as recorded:
+        assert "has not ended" in repr(recorded)
+        model(x)
+    assert repr(recorded) == repr(recorded.advice)
+    data, _ = notebook.display_formatter.format(recorded)
+    assert {"text/plain", "text/html"} <= set(data)
+
+
+def test_a_second_finding_at_the_same_lines_says_what_to_do(
+    notebook: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with untouched(notebook):
+        for name in ("first", "second"):
+            assert run(notebook, f"%fuse_profile --target cpu -o {name} model(x);").success
+        first, second = (
+            notebook.user_ns[name].report.findings[0].id for name in ("first", "second")
+        )
+        assert run(notebook, f"%fuse_apply {first}").success
+        capsys.readouterr()
+        assert run(notebook, f"%fuse_apply {second}").success
+        shown = capsys.readouterr().out
+        assert f"{second} is not in place" in shown and "another kernel is in place there" in shown
+        assert run(notebook, "%fuse_undo").success
+
+
 def test_advice_without_a_kernel_is_shown_and_left_out(
     notebook: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from fusion_advisor.errors import FixError
+from fusion_advisor.fixes.text_edits import apply_edits
 from fusion_advisor.jupyter.cell_edit import edited_text, text_diff
 from fusion_advisor.jupyter.options import PROFILE_OPTIONS, parse
 from fusion_advisor.jupyter.progress import Progress
@@ -43,6 +45,18 @@ def test_apply_and_undo_say_what_changed(profiled, advisor, capsys):
     profiled.run_cell("%fuse_undo F1")
     assert advisor.advices[0].calls[-1] == ("undo", "F1")
     assert "taken out: MLP.forward" in capsys.readouterr().out
+
+
+def test_a_second_kernel_at_the_same_lines_is_refused_with_what_to_do():
+    edits = [TextEdit(start=0, end=4, new="one"), TextEdit(start=2, end=6, new="two")]
+    with pytest.raises(FixError, match=r"another kernel is in place.* take that one out first"):
+        apply_edits("a text", edits)
+
+
+def test_equal_places_taken_out_are_one_line(profiled, advisor, capsys, monkeypatch):
+    monkeypatch.setattr(advisor.advices[-1], "undo", lambda finding=None: ["one GELU"] * 2)
+    profiled.run_cell("%fuse_undo")
+    assert capsys.readouterr().out == "taken out: one GELU  (× 2)\n"
 
 
 def test_unknown_and_missing_findings_are_named(profiled, loaded, capsys):
