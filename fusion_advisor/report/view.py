@@ -308,7 +308,7 @@ def _facts(report: Report) -> list[tuple[str, str, str]]:
         (
             "Time per run",
             time_text(capture.wall_us) if capture.wall_us else "not measured",
-            _wall_text(capture),
+            ("" if report.device is None else "measured here, not there: ") + _wall_text(capture),
         )
     ]
     if report.device is not None:

@@ -93,3 +93,25 @@ def test_cells_are_known_by_their_text_and_number():
     )
     stream = next(output for output in shown.outputs if output["output_type"] == "stream")
     assert stream["text"] == "cell 2 2 where() 4 4 where()\n"
+
+
+def test_an_interrupt_stops_the_cell_and_those_queued_behind_it():
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(kernel_name="python3")
+    try:
+        assert client.execute_interactive(SETUP, timeout=60)["content"]["status"] == "ok"
+        client.execute("%%fuse_profile\nimport time\nprint('begun')\ntime.sleep(60)")
+        client.execute("after = 1")
+        while "begun" not in str(client.get_iopub_msg(timeout=60)["content"].get("text", "")):
+            pass
+        manager.interrupt_kernel()
+        replies = [client.get_shell_msg(timeout=30)["content"] for _ in range(2)]
+        assert [reply["status"] for reply in replies] == ["error", "aborted"]
+        assert replies[0]["ename"] == "KeyboardInterrupt"
+        trace = "\n".join(replies[0]["traceback"])
+        assert "time" in trace and "magics.py" not in trace
+        assert client.execute_interactive("1", timeout=30)["content"]["status"] == "ok"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)

@@ -173,3 +173,4 @@ def test_estimates_say_so(notebook: Any, capsys: pytest.CaptureFixture[str]) -> 
     shown = " ".join(capsys.readouterr().out.split())
     assert "on NVIDIA H100 SXM (estimate)" in shown
     assert "estimated for NVIDIA H100 SXM, which is not in this machine" in shown
+    assert "measured here, not there: " in shown
