@@ -46,9 +46,11 @@ from fusion_advisor.report.view import applied_sentence
 from fusion_advisor.runtime import load_function
 from fusion_advisor.validation import whole_call
 
-# A kernel is kept when the whole call got no slower than its own noise: half the sum of the two
-# interquartile ranges, and at least this share of the call.
+# Kernels are kept when the whole call got no slower than its own noise: half the sum of the two
+# interquartile ranges, at least the first and at most the second share of the call.  A machine so
+# busy that its noise is larger cannot show that they help, and then they do not stay.
 SLOWER_TOLERANCE = 0.01
+NOISE_LIMIT = 0.05
 WHERE = ("function", "module", "file")
 
 
@@ -382,7 +384,9 @@ class Applier:
             outcomes[piece.finding.id].before_us = times.before_us
             outcomes[piece.finding.id].after_us = times.after_us
         noise = max(
-            (times.before_spread_us + times.after_spread_us) / 2,
+            min(
+                (times.before_spread_us + times.after_spread_us) / 2, NOISE_LIMIT * times.before_us
+            ),
             SLOWER_TOLERANCE * times.before_us,
         )
         if times.after_us <= times.before_us + noise:

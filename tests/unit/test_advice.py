@@ -121,14 +121,21 @@ def test_a_wrong_kernel_that_slipped_through_is_found_on_the_recorded_run(
     assert WrittenOut.forward.__code__ is code
 
 
+@pytest.mark.parametrize("spread_us", [1.0, 200.0], ids=["quiet", "busy machine"])
 def test_what_is_slower_is_taken_back(
-    profiled: tuple[Block, torch.Tensor, fa.Advice], monkeypatch: pytest.MonkeyPatch
+    profiled: tuple[Block, torch.Tensor, fa.Advice],
+    monkeypatch: pytest.MonkeyPatch,
+    spread_us: float,
 ) -> None:
     from fusion_advisor.validation import whole_call
 
     model, x, advice = profiled
     slow = whole_call.CallTimes(
-        before_us=100.0, before_spread_us=1.0, after_us=150.0, after_spread_us=1.0, rounds=9
+        before_us=100.0,
+        before_spread_us=spread_us,
+        after_us=150.0,
+        after_spread_us=spread_us,
+        rounds=9,
     )
     monkeypatch.setattr(whole_call, "time_interleaved", lambda *_, **__: slow)
     code = WrittenOut.forward.__code__

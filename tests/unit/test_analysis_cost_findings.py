@@ -19,6 +19,7 @@ from fusion_advisor.records import (
     OpTime,
     ReplayProof,
     SourceSpan,
+    Symbol,
 )
 
 MB = 10**6
@@ -209,7 +210,7 @@ def test_findings_are_ranked_by_what_they_save() -> None:
         ("FUS004", lambda b, x: b.op("aten.neg.default", b.op(
             "aten.exp.default", x, span=span(1, installed=True)), span=span(1, installed=True))),
         ("FUS005", lambda b, x: b.op("aten._to_copy.default", b.op("aten.exp.default", x),
-            dtype="bfloat16")),
+            dtype="bfloat16", kwargs={"dtype": Symbol(kind="dtype", name="bfloat16")})),
         ("FUS002", lambda b, x: b.op("aten.mul.Tensor", b.op("aten.exp.default", x),
             b.op("aten.tanh.default", x))),
         ("FUS003", lambda b, x: b.op("aten.mul.Tensor", b.op("aten.exp.default", x),
