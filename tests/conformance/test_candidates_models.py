@@ -17,6 +17,8 @@ from fusion_advisor.analysis import find_candidates, removable_launches  # noqa:
 from fusion_advisor.recorder import CaptureOptions, record  # noqa: E402
 from fusion_advisor.records import OpGraph  # noqa: E402
 
+pytestmark = pytest.mark.essential
+
 # Groups of two or more ops, and launches saved if each were one kernel.
 COUNTED = {
     "Llama": (19, 31),

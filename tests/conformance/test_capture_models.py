@@ -14,6 +14,8 @@ transformers = pytest.importorskip("transformers")
 
 from fusion_advisor.recorder import CaptureOptions, record, replay  # noqa: E402
 
+pytestmark = pytest.mark.essential
+
 Built = tuple[Any, dict[str, Any]]
 _SMALL = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 _VISION = {

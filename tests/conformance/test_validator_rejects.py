@@ -14,6 +14,8 @@ import validation_kernels as kernels
 
 from fusion_advisor.validation import toolchain_missing
 
+pytestmark = pytest.mark.essential
+
 _NATIVE = "CUDA kernel, run natively"
 _NO_TOOLCHAIN = toolchain_missing()
 needs_toolchain = pytest.mark.skipif(bool(_NO_TOOLCHAIN), reason=_NO_TOOLCHAIN or "present")

@@ -10,6 +10,8 @@ import validation_kernels as kernels
 
 from fusion_advisor.validation import cuda_compiler, in_process, toolchain_missing
 
+pytestmark = pytest.mark.essential
+
 _MISSING = toolchain_missing()
 needs_toolchain = pytest.mark.skipif(bool(_MISSING), reason=_MISSING or "present")
 
