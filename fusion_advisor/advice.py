@@ -58,6 +58,7 @@ class Advice:
         self._targets = targets
         self._progress = progress
         self._applier = Applier(recording, rerun=rerun)
+        self._observers: list[Callable[[], None]] = []
 
     # -- looking ---------------------------------------------------------------------------
 
@@ -85,6 +86,25 @@ class Advice:
     def finding(self, finding_id: str) -> Finding:
         """The finding called ``finding_id`` (``"F1"``); ``UsageError`` names those there are."""
         return finding_of(self.report, str(finding_id))
+
+    def observe(self, observer: Callable[[], None]) -> Callable[[], None]:
+        """Have ``observer()`` called whenever ``report`` has changed, and after :meth:`close`.
+
+        It runs in the thread that made the change and must not raise.  Returns the function that
+        ends this.
+        """
+        self._observers.append(observer)
+
+        def end() -> None:
+            if observer in self._observers:
+                self._observers.remove(observer)
+
+        return end
+
+    @property
+    def closed(self) -> bool:
+        """Whether the tensors are released: nothing can be validated or applied any more."""
+        return self._recording is None
 
     def __repr__(self) -> str:
         return render_text(self.report)
@@ -251,6 +271,7 @@ class Advice:
             self._recording.result = None
             self._recording = None
             self._applier.rerun = None
+            self._notify()
 
     def _no_kernel(self, finding: Finding) -> str:
         """Why no kernel can be made of a finding, or an empty string once there is one."""
@@ -275,6 +296,11 @@ class Advice:
 
     def _keep(self, **changes: Any) -> None:
         self.report = dataclasses.replace(self.report, **changes)
+        self._notify()
+
+    def _notify(self) -> None:
+        for observer in tuple(self._observers):
+            observer()
 
     def _by_rung(self, finding_id: str) -> Callable[[str], None]:
         climbed: list[str] = []

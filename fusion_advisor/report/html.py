@@ -11,7 +11,7 @@ import hashlib
 
 from fusion_advisor._version import __version__
 from fusion_advisor.quantities import percent_text, plural, time_text
-from fusion_advisor.records import Environment, Report
+from fusion_advisor.records import Report
 from fusion_advisor.report.html_finding import finding_card, status_tag
 from fusion_advisor.report.page_style import SCRIPT, STYLE
 from fusion_advisor.report.roofline import roofline, roofline_svg
@@ -21,6 +21,7 @@ from fusion_advisor.report.view import (
     Summary,
     blocker_places,
     bound_counts,
+    environment_rows,
     finding_views,
     summarize,
     time_by_kind,
@@ -224,23 +225,9 @@ def _why_not(report: Report) -> str:
 
 
 def _environment(report: Report) -> str:
-    environment: Environment = report.capture.environment
-    packages = ", ".join(f"{name} {version}" for name, version in environment.packages)
-    rows = [
-        ("Recorded", environment.recorded_at or "unknown"),
-        ("Python", environment.python),
-        ("Packages", packages or "unknown"),
-        ("Processor", f"{environment.cpu or 'unknown'}, {plural(environment.threads, 'thread')}"),
-        ("Devices", ", ".join(environment.devices) or "no accelerator"),
-        ("Platform", environment.platform or "unknown"),
-    ]
-    proof = report.capture.proof
-    compared = f"{proof.status}: {plural(proof.compared_values, 'value')} compared"
-    compared += ", in a separate process" if proof.isolated else ""
-    rows.append(("Replay proof", f"{compared}. {proof.message}"))
     body = "".join(
         f'<tr><th scope="row">{escaped(name)}</th><td class="where">{escaped(value)}</td></tr>'
-        for name, value in rows
+        for name, value in environment_rows(report)
     )
     return (
         '<section><h2>Measured on</h2><div class="scroll" tabindex="0" role="region" '

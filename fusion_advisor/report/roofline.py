@@ -93,8 +93,16 @@ def axes(model: Roofline) -> tuple[float, float, float, float]:
     return low_x, high_x, low_y, high_y
 
 
-def roofline_svg(model: Roofline) -> str:
-    """Inline SVG, coloured by the page's style sheet."""
+def point_text(point: Point) -> str:
+    """A point in words: what a pointer over it, and a screen reader, says."""
+    return (
+        f"{point.finding} {'after' if point.fused else 'before'}: "
+        f"{plain_number(point.intensity)} flops per byte, {plain_number(point.gflops)} GFLOP/s"
+    )
+
+
+def roofline_svg(model: Roofline, *, name: str = "roofline") -> str:
+    """Inline SVG, coloured by the page's style sheet; ``name`` makes its ids unique."""
     low_x, high_x, low_y, high_y = axes(model)
     span_x, span_y = math.log10(high_x / low_x), math.log10(high_y / low_y)
 
@@ -105,16 +113,13 @@ def roofline_svg(model: Roofline) -> str:
         share = math.log10(min(max(rate, low_y), high_y) / low_y) / span_y
         return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
 
-    described = "; ".join(
-        f"{point.finding} {'after' if point.fused else 'before'}: "
-        f"{plain_number(point.intensity)} flops per byte, {plain_number(point.gflops)} GFLOP/s"
-        for point in model.points
-    )
+    described = "; ".join(point_text(point) for point in model.points)
+    identifier = escaped(name)
     parts = [
         f'<svg class="roofline" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        'aria-labelledby="roofline-t roofline-d">',
-        '<title id="roofline-t">Roofline of the findings</title>',
-        f'<desc id="roofline-d">{escaped(described)}</desc>',
+        f'aria-labelledby="{identifier}-t {identifier}-d">',
+        f'<title id="{identifier}-t">Roofline of the findings</title>',
+        f'<desc id="{identifier}-d">{escaped(described)}</desc>',
         *_grid(x, y, (low_x, high_x, low_y, high_y)),
         *_roofs(model, x, y, low_x, high_x),
         *_points(model, x, y),
@@ -195,7 +200,10 @@ def _points(model: Roofline, x: Scale, y: Scale) -> list[str]:
         for point in pair:
             style = "after" if point.fused else "before"
             at_x, at_y = x(point.intensity), y(point.gflops)
-            parts.append(f'<circle class="point {style}" cx="{at_x:.1f}" cy="{at_y:.1f}" r="5.5"/>')
+            parts.append(
+                f'<circle class="point {style}" cx="{at_x:.1f}" cy="{at_y:.1f}" r="5.5">'
+                f"<title>{escaped(point_text(point))}</title></circle>"
+            )
             if point.fused:
                 labels.setdefault((round(at_x / 12), round(at_y / 12)), []).append(finding)
     for (column, row), findings in labels.items():

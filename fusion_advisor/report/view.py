@@ -433,6 +433,23 @@ def bound_counts(report: Report) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
+def environment_rows(report: Report) -> tuple[tuple[str, str], ...]:
+    """What the run was recorded with and on, and how it was proven."""
+    environment, proof = report.capture.environment, report.capture.proof
+    packages = ", ".join(f"{name} {version}" for name, version in environment.packages)
+    compared = f"{proof.status}: {plural(proof.compared_values, 'value')} compared"
+    compared += ", in a separate process" if proof.isolated else ""
+    return (
+        ("Recorded", environment.recorded_at or "unknown"),
+        ("Python", environment.python),
+        ("Packages", packages or "unknown"),
+        ("Processor", f"{environment.cpu or 'unknown'}, {plural(environment.threads, 'thread')}"),
+        ("Devices", ", ".join(environment.devices) or "no accelerator"),
+        ("Platform", environment.platform or "unknown"),
+        ("Replay proof", f"{compared}. {proof.message}"),
+    )
+
+
 def blocker_places(report: Report) -> tuple[tuple[str, str, str, str], ...]:
     """The why-not list: code, ops, place, reason; repeated reasons are counted once."""
     nodes = {node.id: node for node in report.capture.graph.nodes}

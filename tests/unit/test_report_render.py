@@ -24,7 +24,7 @@ from fusion_advisor.report import (
     render_text,
 )
 from fusion_advisor.report.dataflow import dataflow_svg, trip_after, trips_before
-from fusion_advisor.report.roofline import roofline
+from fusion_advisor.report.roofline import roofline, roofline_svg
 from fusion_advisor.report.view import finding_views, headline, time_by_kind
 
 VOID = {"meta", "br", "input", "img", "link", "hr"}
@@ -339,3 +339,14 @@ def test_states(report):
 
 def test_hostile_text_is_hostile():
     assert all(mark in HOSTILE for mark in ("<script>", "\x1b", "\u202e", "$", '"'))
+
+
+def test_roofline_points_say_what_they_are_and_two_drawings_share_no_id(report):
+    model = roofline(report)
+    drawn = roofline_svg(model, name="panel-1")
+    assert drawn.count("<circle") == drawn.count("</title></circle>") == len(model.points)
+    # 12 flops per element of 4 bytes: 8 kernels move 16 times that element, one moves it twice
+    assert "<title>F1 before: 0.188 flops per byte, 2.62 GFLOP/s</title>" in drawn
+    assert "<title>F1 after: 1.50 flops per byte, 15.7 GFLOP/s</title>" in drawn
+    ids = set(re.findall(r' id="([^"]+)"', drawn))
+    assert ids and not ids & set(re.findall(r' id="([^"]+)"', roofline_svg(model)))
