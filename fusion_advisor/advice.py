@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusion_advisor.applying import WHERE, Applied, Applier
-from fusion_advisor.errors import CodegenError, UnsupportedOpError, UsageError
+from fusion_advisor.errors import CodegenError, FixError, UnsupportedOpError, UsageError
 from fusion_advisor.fixes import reapply_cell
 from fusion_advisor.kernels import (
     advice_only,
@@ -164,6 +164,8 @@ class Advice:
     ) -> list[AppliedFix]:
         """Put the kernels of one finding, several, or all (``None``) in place, live.
 
+        All are those that no comment ignores; an ignored one is applied when it is named.
+
         Every kernel is validated first; everything applied together is checked again on the
         recorded run and, where the call can be repeated, on the call itself.  What is wrong or
         slower is taken back.  ``where``: ``"function"`` (default: the code of the function that
@@ -229,14 +231,20 @@ class Advice:
         For code in installed packages, which are never edited.  Findings that cannot be in it
         are left out, and noted in the report.
         """
-        reasons = {finding.id: self._no_kernel(finding) for finding in self.report.findings}
+        reasons = {
+            finding.id: "ignored by a comment" if finding.ignored else self._no_kernel(finding)
+            for finding in self.report.findings
+        }
         pieces = [
             (finding, self.fuse(finding.id), self.validate(finding.id))
             for finding in self.report.findings
             if not reasons[finding.id]
         ]
+        without_kernel = [f"{finding}: {reason}" for finding, reason in reasons.items() if reason]
+        if without_kernel and not pieces:
+            raise FixError("no finding can be exported as a module: " + "; ".join(without_kernel))
         text, left_out = self._applier.module_text(self.report, pieces)
-        left_out += [f"{finding}: {reason}" for finding, reason in reasons.items() if reason]
+        left_out += without_kernel
         self._keep(notes=(*self.report.notes, *(f"not exported, {one}" for one in left_out)))
         return write_atomic(path, text)
 
@@ -330,7 +338,7 @@ def _parse_target(target: str) -> tuple[Target, ...]:
 
 def _ids(wanted: str | Iterable[str] | None, report: Report) -> list[str]:
     if wanted is None:
-        return [finding.id for finding in report.findings]
+        return [finding.id for finding in report.findings if not finding.ignored]
     return [wanted] if isinstance(wanted, str) else list(wanted)
 
 

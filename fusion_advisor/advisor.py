@@ -15,9 +15,10 @@ from typing import Any
 
 from fusion_advisor import workers
 from fusion_advisor.advice import Advice
-from fusion_advisor.analysis import Analysis, AnalysisOptions, analyze
+from fusion_advisor.analysis import Analysis, AnalysisOptions, analyze, mark_ignored
 from fusion_advisor.devices import find_device
 from fusion_advisor.errors import CaptureError, UsageError
+from fusion_advisor.kernels import source_text
 from fusion_advisor.recorder import (
     CaptureOptions,
     Recorder,
@@ -344,7 +345,10 @@ def report_on(
     found = analyze(recorded, first_id=first, options=AnalysisOptions(device=device))
     for _ in range(len(found.findings) - 1):
         next(_finding_numbers)
-    return _report(recorded, _without_fused(found, fused), device)
+    found = _without_fused(found, fused)
+    findings, notes = mark_ignored(found.findings, recorded.graph, source_text)
+    found = replace(found, findings=findings, notes=(*found.notes, *notes))
+    return _report(recorded, found, device)
 
 
 def _without_fused(found: Analysis, fused: frozenset[str]) -> Analysis:

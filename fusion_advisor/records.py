@@ -322,7 +322,8 @@ class Finding:
 
     ``occurrences`` are the same program from the same source place, the first of
     them the one that is shown; ``estimate`` sums over all of them; ``share`` is
-    ``estimate.saved_mid_us`` over the run's wall time (0..1).
+    ``estimate.saved_mid_us`` over the run's wall time (0..1).  ``ignored``: a comment at the
+    expression asks not to be told; it is kept, counted apart and never applied unasked.
     """
 
     id: str
@@ -336,6 +337,7 @@ class Finding:
     verdicts: tuple[Verdict, ...] = ()
     safety: Safety = "safe"
     notes: tuple[str, ...] = ()
+    ignored: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

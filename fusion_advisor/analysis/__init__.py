@@ -7,6 +7,7 @@ from fusion_advisor.analysis import textbook
 from fusion_advisor.analysis.chains import find_candidates, removable_launches, why_not
 from fusion_advisor.analysis.cost import CostModel, estimate
 from fusion_advisor.analysis.findings import find_findings, threshold
+from fusion_advisor.analysis.ignoring import mark_ignored
 from fusion_advisor.analysis.legality import BLOCKER_CODES
 from fusion_advisor.analysis.pipeline import Analysis, AnalysisOptions, analyze
 from fusion_advisor.analysis.summary import ratios
@@ -22,6 +23,7 @@ __all__ = [
     "estimate",
     "find_candidates",
     "find_findings",
+    "mark_ignored",
     "ratios",
     "removable_launches",
     "textbook",

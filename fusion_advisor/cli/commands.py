@@ -260,7 +260,8 @@ def _from_the_script(error: BaseException) -> BaseException:
 
 
 def _status(report: Report, parsed: argparse.Namespace) -> int:
-    return FINDINGS if parsed.fail_on_findings and report.findings else DONE
+    asked_for = any(not finding.ignored for finding in report.findings)
+    return FINDINGS if parsed.fail_on_findings and asked_for else DONE
 
 
 def _say(stage: str, fraction: float) -> None:

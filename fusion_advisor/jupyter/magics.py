@@ -294,7 +294,8 @@ class FuseMagics(Magics):
         Usage::
 
           %fuse_apply F1 [F2 ...]       these findings
-          %fuse_apply --all             every finding of the last report
+          %fuse_apply --all             every finding of the last report that no comment
+                                        (# fuse: ignore) ignores
 
         Each kernel is validated first; the whole call is checked and timed afterwards, and what
         is wrong or slower is taken back.
@@ -311,7 +312,11 @@ class FuseMagics(Magics):
             if options.get("all") and words:
                 raise UsageError("%fuse_apply: name findings or say --all, not both")
             if options.get("all"):
-                chosen = [(self._latest(), view.id) for view in self._latest().report.findings]
+                chosen = [
+                    (self._latest(), finding.id)
+                    for finding in self._latest().report.findings
+                    if not finding.ignored
+                ]
             else:
                 chosen = self._chosen(words, magic="%fuse_apply", needed=True)
             if options.get("cell"):
