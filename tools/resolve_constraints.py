@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 PYTHONS = ("3.11", "3.12", "3.13")  # uv takes 3.11 to mean its first release, 3.11.0
 PLATFORM = "x86_64-manylinux_2_28"
-BUILD_REQUIREMENTS = ("hatchling", "editables")
+BUILD_REQUIREMENTS = ("hatchling", "editables", "jupyter-builder")
 # Never renewed by --write: what generated kernels, validation and torch itself depend on.
 KEPT = ("torch", "numba", "numba-cuda", "cuda-toolkit", "nvidia-cuda-nvrtc", "nvidia-nvvm")
 

@@ -76,7 +76,8 @@ line.read,line.write{stroke-width:1.5}.read{stroke:var(--soft)}.write{stroke:var
 .filter[hidden]{display:none}
 footer{color:var(--soft);font-size:13px;padding-top:28px;padding-bottom:40px;overflow-wrap:anywhere}
 @media (max-width:640px){main,header,footer{padding-left:14px;padding-right:14px}.card{padding:14px}h1{font-size:22px}}
-@media print{details{display:block}pre{max-height:none}.filter{display:none}body{background:#fff}}
+article{content-visibility:auto;contain-intrinsic-size:auto 900px}
+@media print{article{content-visibility:visible}details{display:block}pre{max-height:none}.filter{display:none}body{background:#fff}}
 """.strip()
 
 # Filters the why-not table; without scripts the whole table is there and the field is not.

@@ -1,0 +1,70 @@
+"""One browser per file, one server per worker, and the extension as this checkout builds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import extension
+import pytest
+from chromium import launched
+from lab_server import Server
+from notebook_page import NotebookPage
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium; closed at the end of the file, as its event loop disturbs tests of others."""
+    pytest.importorskip("playwright", reason="pip install 'fusion-advisor[browser]'")
+    with launched() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def labextension() -> Path:
+    """A current production build of ``extension/``."""
+    try:
+        extension.build(quiet=True)
+    except extension.ExtensionError as error:
+        missing = str(error)
+        if extension.INSTALL_NODE in missing or "pip install" in missing:
+            pytest.skip(missing)
+        pytest.fail(missing, pytrace=False)
+    return extension.built_folder()
+
+
+@pytest.fixture(scope="session")
+def server(labextension: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """JupyterLab of this environment."""
+    pytest.importorskip("jupyterlab", reason="pip install 'fusion-advisor[browser]'")
+    started = Server(tmp_path_factory.mktemp("lab"), labextension)
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def context(browser: Any) -> Iterator[Any]:
+    """A fresh browser profile."""
+    fresh = browser.new_context(viewport={"width": 1400, "height": 900})
+    yield fresh
+    fresh.close()
+
+
+@pytest.fixture
+def opened(context: Any, server: Server) -> Iterator[Callable[..., NotebookPage]]:
+    """Opens a notebook of given cells; at the end nothing of ours may be on the console."""
+    pages: list[NotebookPage] = []
+
+    def open_notebook(*cells: str, name: str = "notebook.ipynb", kernel: str = "python3") -> Any:
+        if cells:
+            server.write(name, *cells, kernel=kernel)
+        pages.append(NotebookPage.open(context, server, name))
+        return pages[-1]
+
+    yield open_notebook
+    errors = [error for page in pages for error in page.own_errors()]
+    for page in pages:
+        page.page.close()
+    server.stop_kernels()
+    assert errors == []
