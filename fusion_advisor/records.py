@@ -63,7 +63,8 @@ class SourceSpan:
     """Where an expression stands: a notebook cell or a file.
 
     ``line``/``end_line`` count from 1; ``column``/``end_column`` are UTF-8 byte
-    offsets as in ``ast``.  In a cell, lines are those of the cell's own text.
+    offsets as in ``ast``.  In a cell, lines are those of the cell's own text.  The columns in
+    UTF-16 units, as editors and SARIF count them, are ``None`` where the text was not at hand.
     """
 
     kind: Literal["cell", "file"]
@@ -77,6 +78,8 @@ class SourceSpan:
     cell_id: str | None = None
     execution_count: int | None = None
     installed: bool = False  # inside site-packages or the standard library: never edited
+    utf16_column: int | None = None
+    utf16_end_column: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

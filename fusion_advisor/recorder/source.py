@@ -127,7 +127,24 @@ def span_of(code: CodeType, offset: int) -> SourceSpan | None:
         cell_id=None if cell is None else cell.cell_id,
         execution_count=None if cell is None else cell.execution_count,
         installed=is_installed(filename),
+        utf16_column=_utf16(lines, line, column),
+        utf16_end_column=_utf16(lines, end_line, end_column),
     )
+
+
+def _utf16(lines: Sequence[str], line: int, column: int) -> int | None:
+    """A UTF-8 byte offset in a line as a count of UTF-16 units; None where it is no place in it."""
+    if not 0 < line <= len(lines):
+        return None
+    text = lines[line - 1]
+    if text.isascii():
+        return column if column <= len(text) else None
+    data = text.encode(errors="replace")
+    try:
+        before = data[:column].decode()
+    except UnicodeDecodeError:  # the text has changed since it ran
+        return None
+    return len(before.encode("utf-16-le")) // 2 if column <= len(data) else None
 
 
 def _whole_lines(lines: Sequence[str], line: int, end_line: int) -> tuple[int, int]:

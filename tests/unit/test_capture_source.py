@@ -55,6 +55,24 @@ def test_columns_count_bytes():
     assert line[span.column : span.end_column].decode() == "größe * 2"
 
 
+def test_columns_in_utf16_units_as_editors_count():
+    text = "s = '𝛽é'; y = torch.ones(2) * 2; z = '𝛽'\n"  # 𝛽: 4 bytes, 2 units; é: 2 bytes, 1 unit
+    source.register_cell(CELL, cell_id=None, execution_count=1, raw=text)
+    span = _run_cell(text).graph.nodes[1].span
+    units = text.encode("utf-16-le")
+    assert span.column == 18
+    assert (span.utf16_column, span.utf16_end_column) == (15, 32)
+    assert units[30:64].decode("utf-16-le") == span.text == "torch.ones(2) * 2"
+
+
+def test_columns_of_a_line_that_is_not_at_hand_or_has_changed_are_unknown():
+    code = compile("\n\nx = torch.ones(2)", "<ipython-input-9-gone>", "exec")
+    offset = max(at for at, place in enumerate(code.co_positions()) if place[0] == 3) * 2
+    assert source.span_of(code, offset).utf16_column is None
+    source.register_cell(code.co_filename, cell_id=None, execution_count=1, raw="\n\né")
+    assert source.span_of(code, offset).utf16_end_column is None
+
+
 def test_the_body_of_a_cell_magic_counts_from_the_cell():
     raw = "%%fuse_profile\nx = torch.ones(3)\ny = x + 1\n"
     source.register_cell(CELL, cell_id="m", execution_count=2, raw=raw, first_line=2)
