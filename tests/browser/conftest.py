@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import extension
+import front_end
 import pytest
 from chromium import launched
 from lab_server import Server
@@ -25,13 +25,13 @@ def browser() -> Iterator[Any]:
 def labextension() -> Path:
     """A current production build of ``extension/``."""
     try:
-        extension.build(quiet=True)
-    except extension.ExtensionError as error:
+        front_end.build(quiet=True)
+    except front_end.FrontEndError as error:
         missing = str(error)
-        if extension.INSTALL_NODE in missing or "pip install" in missing:
+        if front_end.INSTALL_NODE in missing or "pip install" in missing:
             pytest.skip(missing)
         pytest.fail(missing, pytrace=False)
-    return extension.built_folder()
+    return front_end.built_folder()
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,9 @@
 """The JupyterLab extension in ``extension/``: build it, check it, say whether its build is current.
 
-    python tools/extension.py build    a production build, unless the one here is current
-    python tools/extension.py link     build, and let this environment's JupyterLab use it
-    python tools/extension.py check    lint, types and tests of the TypeScript
-    python tools/extension.py node     whether a node that is new enough is here
+    python tools/front_end.py build    a production build, unless the one here is current
+    python tools/front_end.py link     build, and let this environment's JupyterLab use it
+    python tools/front_end.py check    lint, types and tests of the TypeScript
+    python tools/front_end.py node     whether a node that is new enough is here
 
 The build goes to ``fusion_advisor/labextension``, beside a record of the sources that it was
 made from and of the files that it consists of.  A build whose sources or files are others is
@@ -42,7 +42,7 @@ RECORD = "build-record.json"
 CHECKS = ("lint", "test")
 
 
-class ExtensionError(Exception):
+class FrontEndError(Exception):
     """What is missing or failed, and what to do."""
 
 
@@ -127,14 +127,14 @@ def jlpm_folder() -> Path:
     for file in files:
         if file.stem == "jlpm" and file.suffix in ("", ".exe"):
             return Path(str(file.locate())).resolve().parent
-    raise ExtensionError("jupyter-builder is not here: pip install jupyter-builder")
+    raise FrontEndError("jupyter-builder is not here: pip install jupyter-builder")
 
 
 def jlpm(*arguments: str, root: Path = ROOT, quiet: bool = False) -> None:
     """Run jlpm in ``extension/``; what it printed is shown when it fails."""
     node = node_folder()
     if node is None:
-        raise ExtensionError(INSTALL_NODE)
+        raise FrontEndError(INSTALL_NODE)
     tools = jlpm_folder()
     path = os.pathsep.join([str(tools), str(node), os.environ.get("PATH", os.defpath)])
     done = subprocess.run(
@@ -146,7 +146,7 @@ def jlpm(*arguments: str, root: Path = ROOT, quiet: bool = False) -> None:
         text=True,
     )
     if done.returncode != 0:
-        raise ExtensionError(
+        raise FrontEndError(
             f"jlpm {' '.join(arguments)} failed in extension/ (exit {done.returncode})"
             + (f":\n{done.stdout.strip()}" if quiet else "")
         )
@@ -156,7 +156,7 @@ def install(root: Path = ROOT, *, quiet: bool = False) -> None:
     """Node packages of ``yarn.lock``, if those here are of another one."""
     folder = root / "extension"
     if not (folder / "yarn.lock").exists():
-        raise ExtensionError(f"the sources of the extension are not here ({folder})")
+        raise FrontEndError(f"the sources of the extension are not here ({folder})")
     wanted = digest((folder / "package.json", folder / "yarn.lock"), folder)
     stamp = folder / "node_modules" / ".fusion-advisor-installed"
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
@@ -169,7 +169,7 @@ def install(root: Path = ROOT, *, quiet: bool = False) -> None:
 def alone(root: Path = ROOT) -> Iterator[None]:
     """One process at a time: two test workers never install or build at once."""
     (root / "build").mkdir(exist_ok=True)
-    with (root / "build" / "extension.lock").open("w") as lock:
+    with (root / "build" / "front-end.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -229,7 +229,7 @@ def main(arguments: list[str]) -> int:
             case _:
                 print(__doc__)
                 return 2
-    except ExtensionError as error:
+    except FrontEndError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
