@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fusion_advisor import kernels
 from fusion_advisor.applying import WHERE, Applied, Applier
 from fusion_advisor.errors import CodegenError, FixError, UnsupportedOpError, UsageError
 from fusion_advisor.fixes import reapply_cell
-from fusion_advisor.kernels import (
-    advice_only,
-    finding_of,
-    generate_kernel,
-    source_text,
-    validate_kernel,
-)
+from fusion_advisor.kernels import advice_only, finding_of, source_text
 from fusion_advisor.recorder import Recording
 from fusion_advisor.records import (
     IN_PLACE_ALREADY,
@@ -41,6 +37,10 @@ class Advice:
 
     ``report`` is the frozen record of everything so far; generating, validating and applying
     replace it by a fuller one.  Live tensors are held until :meth:`close`.
+
+    Reading, generating and isolated validation may be done on any thread, several at a time: a
+    report that was read stays as it is, and no change of another thread is lost.  Measuring,
+    applying and undoing belong to the thread that runs the person's code.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Advice:
         self._progress = progress
         self._applier = Applier(recording, rerun=rerun)
         self._observers: list[Callable[[], None]] = []
+        self._changing = threading.Lock()  # held while one report takes the place of another
 
     # -- looking ---------------------------------------------------------------------------
 
@@ -124,17 +125,32 @@ class Advice:
         known = dict(self.report.kernels).get(finding.id)
         if known is not None and target is None:
             return known
-        kernel = generate_kernel(
+        kernel = kernels.generate_kernel(
             self.report.capture.graph,
             finding.occurrences[0],
             source=source_text(finding.span),
             targets=targets,
         )
-        self._keep(kernels=_with(self.report.kernels, finding.id, kernel))
+        self._keep(lambda now: {"kernels": _with(now.kernels, finding.id, kernel)})
         return kernel
 
-    def validate(self, finding_id: str, *, measure: bool = True) -> ValidationResult:
-        """Run the validation ladder on a finding's kernel, with the captured inputs."""
+    def validate(
+        self,
+        finding_id: str,
+        *,
+        measure: bool = True,
+        isolated: bool = False,
+        progress: Progress | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> ValidationResult:
+        """Run the validation ladder on a finding's kernel, with the captured inputs.
+
+        ``isolated`` runs all of it in another process, whatever other threads do here meanwhile;
+        nothing is measured then.  ``stop`` is asked several times a second whether to end that
+        process (``WorkerCancelled``).  ``progress`` is told instead of the advice's own listener.
+        """
+        if isolated and measure:
+            raise UsageError("a measurement needs this process: validate(..., measure=False)")
         finding = self.finding(finding_id)
         kernel = self.fuse(finding.id)
         known = dict(self.report.validations).get(finding.id)
@@ -144,23 +160,50 @@ class Advice:
             and (known.timings or not measure)
         ):
             return known
-        result = validate_kernel(
-            self.report.capture,
-            finding.occurrences[0],
+        result = self._validated(finding, kernel, known, measure, isolated, progress, stop)
+        self._keep(lambda now: {"validations": _with(now.validations, finding.id, result)})
+        return result
+
+    def _validated(
+        self,
+        finding: Finding,
+        kernel: KernelSource,
+        known: ValidationResult | None,
+        measure: bool,
+        isolated: bool,
+        progress: Progress | None,
+        stop: Callable[[], bool] | None,
+    ) -> ValidationResult:
+        store = self._open_recording().store
+        capture, candidate = self.report.capture, finding.occurrences[0]
+        step = self._by_rung(finding.id, progress)
+        if isolated:
+            return kernels.validate_elsewhere(
+                capture, candidate, kernel,
+                store=store, targets=self._targets, progress=step, stop=stop,
+            )  # fmt: skip
+        proven = known is not None and known.kernel_hash == kernel.hash
+        return kernels.validate_kernel(
+            capture,
+            candidate,
             kernel,
-            store=self._open_recording().store,
+            store=store,
             targets=self._targets,
             measure=measure,
             predicted_us=self._predicted_us(finding),
-            progress=self._by_rung(finding.id),
+            proven=known if proven else None,
+            progress=step,
         )
-        self._keep(validations=_with(self.report.validations, finding.id, result))
-        return result
 
     # -- putting in place ------------------------------------------------------------------
 
     def apply(
-        self, finding_id: str | Iterable[str] | None = None, *, where: str | None = None
+        self,
+        finding_id: str | Iterable[str] | None = None,
+        *,
+        where: str | None = None,
+        measure: bool = True,
+        progress: Progress | None = None,
     ) -> list[AppliedFix]:
         """Put the kernels of one finding, several, or all (``None``) in place, live.
 
@@ -171,8 +214,10 @@ class Advice:
         slower is taken back.  ``where``: ``"function"`` (default: the code of the function that
         holds the chain), ``"module"`` (only the recorded model's own modules), or ``"file"``
         (edit your own source file).  A finding that no kernel can be made of is left out, with the
-        reason.
+        reason.  ``measure=False`` leaves out timing each kernel by itself; the whole call is timed
+        either way.  ``progress`` is told instead of the advice's own listener.
         """
+        say = progress or self._say
         self._open_recording()  # a closed advice has nothing to validate against
         where = where or "function"
         if where not in WHERE:
@@ -180,18 +225,19 @@ class Advice:
         chosen = {one.id: one for one in map(self.finding, _ids(finding_id, self.report))}
         pieces, left_out = [], {}
         for position, finding in enumerate(chosen.values()):
-            self._say(f"validating {finding.id}", position / len(chosen))
+            say(f"validating {finding.id}", position / len(chosen))
             reason = self._no_kernel(finding)
             if reason:
                 left_out[finding.id] = _left_out(finding, where, reason)
             else:
-                pieces.append((finding, self.fuse(finding.id), self.validate(finding.id)))
-        self._say("checking the whole call", 0.95)
+                result = self.validate(finding.id, measure=measure, progress=progress)
+                pieces.append((finding, self.fuse(finding.id), result))
+        say("checking the whole call", 0.95)
         done = {fix.finding: fix for fix in self._applier.apply(self.report, pieces, where=where)}
         outcome = [(left_out | done)[finding] for finding in chosen]
         news = [fix for fix in outcome if fix.reason != IN_PLACE_ALREADY]  # the rest stays as it is
-        self._keep(applied=(*self.report.applied, *news))
-        self._say("done", 1.0)
+        self._keep(lambda now: {"applied": (*now.applied, *news)})
+        say("done", 1.0)
         return Applied(outcome)
 
     def undo(self, finding_id: str | None = None) -> list[str]:
@@ -203,12 +249,14 @@ class Advice:
         finally:
             left = self._applier.in_place
             self._keep(
-                applied=tuple(
-                    fix
-                    if fix.undone or fix.finding in left
-                    else dataclasses.replace(fix, undone=True, reason="undone")
-                    for fix in self.report.applied
-                )
+                lambda now: {
+                    "applied": tuple(
+                        fix
+                        if fix.undone or fix.finding in left
+                        else dataclasses.replace(fix, undone=True, reason="undone")
+                        for fix in now.applied
+                    )
+                }
             )
 
     def cell_fix(self, finding_id: str, source: str | None = None) -> Fix:
@@ -225,19 +273,31 @@ class Advice:
         """The raw text, as it was run, of the cell or file that holds a finding."""
         return source_text(self.finding(finding_id).span)
 
-    def export_module(self, path: str | Path) -> Path:
+    def export_module(
+        self,
+        path: str | Path,
+        finding_id: str | Iterable[str] | None = None,
+        *,
+        measure: bool = True,
+    ) -> Path:
         """Write ``fused_<name>.py`` with ``apply(model)`` and ``undo(model)``.
 
-        For code in installed packages, which are never edited.  Findings that cannot be in it
-        are left out, and noted in the report.
+        For code in installed packages, which are never edited.  It holds the kernels of one
+        finding, several, or all (``None``); those that cannot be in it are left out, and noted in
+        the report.
         """
+        every = [finding.id for finding in self.report.findings]
+        named = every if finding_id is None else _ids(finding_id, self.report)
+        chosen = [self.finding(one) for one in named]
         reasons = {
-            finding.id: "ignored by a comment" if finding.ignored else self._no_kernel(finding)
-            for finding in self.report.findings
+            finding.id: "ignored by a comment"
+            if finding.ignored and finding_id is None
+            else self._no_kernel(finding)
+            for finding in chosen
         }
         pieces = [
-            (finding, self.fuse(finding.id), self.validate(finding.id))
-            for finding in self.report.findings
+            (finding, self.fuse(finding.id), self.validate(finding.id, measure=measure))
+            for finding in chosen
             if not reasons[finding.id]
         ]
         without_kernel = [f"{finding}: {reason}" for finding, reason in reasons.items() if reason]
@@ -245,7 +305,8 @@ class Advice:
             raise FixError("no finding can be exported as a module: " + "; ".join(without_kernel))
         text, left_out = self._applier.module_text(self.report, pieces)
         left_out += without_kernel
-        self._keep(notes=(*self.report.notes, *(f"not exported, {one}" for one in left_out)))
+        news = tuple(f"not exported, {one}" for one in left_out)
+        self._keep(lambda now: {"notes": (*now.notes, *news)})
         return write_atomic(path, text)
 
     def reapply_cell(self, module_name: str = "fused_model", model: str = "model") -> str:
@@ -302,21 +363,24 @@ class Advice:
             raise UsageError("this advice was closed: profile again to validate or apply")
         return self._recording
 
-    def _keep(self, **changes: Any) -> None:
-        self.report = dataclasses.replace(self.report, **changes)
+    def _keep(self, changes: Callable[[Report], dict[str, Any]]) -> None:
+        """Replace what ``changes`` says of the report as it is now."""
+        with self._changing:
+            self.report = dataclasses.replace(self.report, **changes(self.report))
         self._notify()
 
     def _notify(self) -> None:
         for observer in tuple(self._observers):
             observer()
 
-    def _by_rung(self, finding_id: str) -> Callable[[str], None]:
+    def _by_rung(self, finding_id: str, progress: Progress | None) -> Callable[[str], None]:
         climbed: list[str] = []
+        say = progress or self._say
 
         def step(rung: str) -> None:
             climbed.append(rung)
             # How long the ladder is depends on the machine; fifteen rungs is the usual climb.
-            self._say(f"validating {finding_id}: {rung}", min(0.95, len(climbed) / 15))
+            say(f"validating {finding_id}: {rung}", min(0.95, len(climbed) / 15))
 
         return step
 

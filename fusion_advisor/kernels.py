@@ -9,13 +9,15 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from fusion_advisor import workers
 from fusion_advisor.codegen import generate, lower
-from fusion_advisor.errors import CaptureError, UsageError
+from fusion_advisor.errors import CaptureError, UsageError, ValidationError
 from fusion_advisor.fixes import runtime_scalars
 from fusion_advisor.ops import functional_name, takeable_numbers
-from fusion_advisor.recorder import TensorStore, replay
+from fusion_advisor.recorder import TensorStore, parcel, replay
 from fusion_advisor.recorder.source import find_cell
 from fusion_advisor.records import (
     Capture,
@@ -29,6 +31,8 @@ from fusion_advisor.records import (
     ValidationResult,
 )
 from fusion_advisor.validation import validate
+
+VALIDATION_TIMEOUT_S = 900.0  # of the whole ladder; its parts have shorter limits of their own
 
 
 def source_text(span: SourceSpan | None) -> str:
@@ -95,12 +99,14 @@ def validate_kernel(
     targets: tuple[Target, ...] = ("cpu", "cuda"),
     measure: bool = True,
     predicted_us: float = 0.0,
+    proven: ValidationResult | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ValidationResult:
     """Run the validation ladder on a candidate's kernel against the replayed eager ops.
 
     ``store`` gives the captured inputs; without it, or where the recording is not proven,
-    inputs are synthetic.
+    inputs are synthetic.  ``proven`` is what this very kernel passed before, without being timed:
+    only the timing is left to do.
     """
     graph = capture.graph
     inputs = tuple(operand.value for operand in candidate.inputs)
@@ -116,15 +122,94 @@ def validate_kernel(
         targets=targets,
         measure=measure,
         predicted_us=predicted_us,
+        proven=proven,
         progress=progress,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What another process must know to validate a kernel."""
+
+    capture: Capture
+    candidate: FusionCandidate
+    kernel: KernelSource
+    targets: tuple[Target, ...]
+    tensors: parcel.Parcel
+
+
+def validate_elsewhere(
+    capture: Capture,
+    candidate: FusionCandidate,
+    kernel: KernelSource,
+    *,
+    store: TensorStore | None = None,
+    targets: tuple[Target, ...] = ("cpu", "cuda"),
+    progress: Callable[[str], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> ValidationResult:
+    """The validation ladder without its timing, in another process.
+
+    Nothing in this process is run or changed, so this may be called on any thread, whatever
+    others do meanwhile.  The captured inputs travel along where they can; else they are
+    synthetic, and the result says so.  ``stop`` is asked several times a second whether to end it.
+
+    Raises:
+        WorkerCancelled: ``stop()`` was true.
+        ValidationError: the other process could not be had, or ended without a result.
+    """
+    part = _needed_part(capture, candidate)
+    wanted = tuple(operand.value for operand in candidate.inputs)
+    with parcel.packed(part.graph, store if _has_inputs(capture, store) else None, wanted) as sent:
+        request = _Request(
+            capture=part, candidate=candidate, kernel=kernel, targets=targets, tensors=sent
+        )
+        try:
+            result: ValidationResult = workers.run_isolated(
+                "fusion_advisor.kernels:validate_here",
+                request,
+                timeout_s=VALIDATION_TIMEOUT_S,
+                on_progress=progress,
+                stop=stop,
+            )
+        except (workers.WorkerCrash, workers.WorkerTimeout) as error:
+            raise ValidationError(f"the kernel could not be validated: {error}") from error
+    return result
+
+
+def validate_here(request: _Request) -> ValidationResult:
+    """The other process's side of ``validate_elsewhere``."""
+    workers.warm_up()  # the process that runs the kernels is ready by the time of its rung
+    with parcel.unpacked(request.tensors) as store:
+        return validate_kernel(
+            request.capture,
+            request.candidate,
+            request.kernel,
+            store=store,
+            targets=request.targets,
+            measure=False,
+            progress=workers.report_progress,
+        )
+
+
+def _needed_part(capture: Capture, candidate: FusionCandidate) -> Capture:
+    """The recording up to the candidate, without the places in the source."""
+    nodes = capture.graph.nodes
+    members = set(candidate.nodes)
+    last = max((at for at, node in enumerate(nodes) if node.id in members), default=-1)
+    bare = tuple(replace(node, span=None, stack=()) for node in nodes[: last + 1])
+    return replace(capture, graph=replace(capture.graph, nodes=bare), times=(), notes=())
+
+
+def _has_inputs(capture: Capture, store: TensorStore | None) -> bool:
+    return store is not None and capture.proof.status == "passed"
 
 
 def captured_inputs(
     capture: Capture, candidate: FusionCandidate, store: TensorStore | None
 ) -> Mapping[str, Any] | None:
     """The candidate's real inputs, recomputed from the recorded program; ``None`` without them."""
-    if store is None or capture.proof.status != "passed":
+    if store is None or not _has_inputs(capture, store):
         return None
     wanted = tuple(operand.value for operand in candidate.inputs)
     try:

@@ -34,6 +34,7 @@ from fusion_advisor.worker_template import Frame, Job, report_progress
 STDERR_TAIL_BYTES = 4_000  # enough for a faulthandler dump and the last lines before it
 START_TIMEOUT_S = 120.0  # importing torch takes 2 s, and far longer from a cold or busy disk
 GRACE_S = 5.0  # for a killed or ended process to be reaped
+LOOK_EVERY_S = 0.05  # how soon a job that is to stop is ended
 
 # Read by libraries when they are imported: a template started under other values is not reused.
 _IMPORT_TIME_PREFIXES = (
@@ -69,12 +70,17 @@ class WorkerTimeout(FusionAdvisorError):  # noqa: N818 - as above
         self.stderr_tail = stderr_tail
 
 
+class WorkerCancelled(FusionAdvisorError):  # noqa: N818 - as above
+    """The caller no longer wants the result; the process was killed."""
+
+
 def run_isolated(
     function: str,
     payload: Any,
     *,
     timeout_s: float,
     on_progress: Callable[[Any], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Any:
     """Call ``function`` (``"module:qualname"``) with ``payload`` in another process.
 
@@ -82,17 +88,19 @@ def run_isolated(
     ``report_progress(message)``; each message reaches
     ``on_progress`` here, in order.  What the child prints goes nowhere but into
     error messages.  The clock starts with the function: starting Python and importing
-    the libraries that are imported here does not count.  On a timeout, an interrupt or
-    an error from ``on_progress`` the child and everything it started is killed before
-    the exception travels on.
+    the libraries that are imported here does not count.  ``stop`` is asked several times
+    a second whether to end it.  On a timeout, an interrupt, a stop or an error from
+    ``on_progress`` the child and everything it started is killed before the exception
+    travels on.
 
     Raises:
+        WorkerCancelled: ``stop()`` was true.
         WorkerTimeout: no result within ``timeout_s`` seconds.
         WorkerCrash: the process died, or the function raised a foreign exception.
         FusionAdvisorError: whatever error of ours the function raised, with its type.
     """
     with _borrowed() as template:
-        return template.run(function, payload, timeout_s, on_progress)
+        return template.run(function, payload, timeout_s, on_progress, stop)
 
 
 class _Template:
@@ -137,6 +145,7 @@ class _Template:
         payload: Any,
         timeout_s: float,
         on_progress: Callable[[Any], None] | None,
+        stop: Callable[[], bool] | None,
     ) -> Any:
         self.reusable = False  # until this job has ended in an orderly way
         self._jobs += 1
@@ -144,7 +153,7 @@ class _Template:
         job = self._write_job(function, payload, result)
         self.stderr.truncate(0)  # opened for appending: the child writes at the new end
         self._send(Frame("job", str(job)))
-        exit_code = self._wait(function, timeout_s, on_progress)
+        exit_code = self._wait(function, timeout_s, on_progress, stop)
         self.reusable = worker_template.CAN_FORK
         try:
             return self._outcome(function, exit_code, result)
@@ -192,12 +201,17 @@ class _Template:
             raise self._crash("The worker process", self._template_exit_code()) from None
 
     def _wait(
-        self, function: str, timeout_s: float, on_progress: Callable[[Any], None] | None
+        self,
+        function: str,
+        timeout_s: float,
+        on_progress: Callable[[Any], None] | None,
+        stop: Callable[[], bool] | None,
     ) -> int:
         """The exit code of the job's process, progress delivered on the way."""
         what, limit_s = "start", START_TIMEOUT_S
         deadline = time.monotonic() + limit_s
         while True:
+            self._watch(function, deadline, stop)
             for frame in self._receive(function, what, limit_s, deadline):
                 if frame.kind == "started":
                     what, limit_s = "finish", timeout_s
@@ -206,6 +220,14 @@ class _Template:
                     return int(frame.body)
                 elif on_progress is not None:
                     on_progress(self._progress(function, frame))
+
+    def _watch(self, function: str, deadline: float, stop: Callable[[], bool] | None) -> None:
+        """Until there is something to receive, ask whether to stop."""
+        while stop is not None and time.monotonic() < deadline:
+            if stop():
+                raise WorkerCancelled(f"{function} was stopped on request.")
+            if self._selector.select(LOOK_EVERY_S):
+                return
 
     def _receive(self, function: str, what: str, limit_s: float, deadline: float) -> list[Frame]:
         remaining = deadline - time.monotonic()
@@ -407,6 +429,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 __all__ = [
+    "WorkerCancelled",
     "WorkerCrash",
     "WorkerTimeout",
     "report_progress",

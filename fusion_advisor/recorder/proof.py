@@ -31,7 +31,7 @@ from fusion_advisor.workers import WorkerCrash, WorkerTimeout, run_isolated
 DEFAULT_TIMEOUT_S = 300.0
 # Results of atomics in another order: a few hundred roundings of the largest partial sum.
 _RELATIVE_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4}
-_MEMORY_MARGIN = 4  # a child needs the inputs, their working copies and the intermediates
+MEMORY_MARGIN = 4  # a child needs the inputs, their working copies and the intermediates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +167,8 @@ def _prove_in_child(
 ) -> tuple[ReplayProof | None, str]:
     """The proof from a child process, or None and the reason why there is none."""
     size = sum(tensor.numel() * tensor.element_size() for tensor in inputs.values())
-    available = _available_bytes()
-    if available is not None and size * _MEMORY_MARGIN > available:
+    available = available_bytes()
+    if available is not None and size * MEMORY_MARGIN > available:
         return None, "memory is too short for a second process"
     bare = replace(graph, nodes=tuple(replace(node, span=None, stack=()) for node in graph.nodes))
     with tempfile.TemporaryDirectory(prefix="fusion-advisor-proof-") as folder:
@@ -208,7 +208,8 @@ def _plain(evidence: Evidence) -> dict[str, Any]:
     return {name: dict(getattr(evidence, name)) for name in Evidence.__slots__}
 
 
-def _available_bytes() -> int | None:
+def available_bytes() -> int | None:
+    """Memory that a new process may use, where the system tells."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -78,7 +78,7 @@ def materialize(graph: OpGraph, store: TensorStore, value_ids: Iterable[str]) ->
     given = wanted.intersection(graph.inputs)
     for value in given:
         found[value] = store.get(value).clone()
-    needed = _history(graph, wanted - given)
+    needed = history(graph, wanted - given)
     if not needed:
         return found
     program = Program(graph, nodes=needed, keep=wanted - given)
@@ -114,7 +114,7 @@ def fresh_inputs(
     return inputs
 
 
-def _history(graph: OpGraph, wanted: set[str]) -> tuple[OpNode, ...]:
+def history(graph: OpGraph, wanted: set[str]) -> tuple[OpNode, ...]:
     """The ops up to the last one that makes or last changes a wanted value."""
     if not wanted:
         return ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -98,6 +98,7 @@ def validate(
     targets: Sequence[Target] = ("cpu", "cuda"),
     measure: bool = True,
     predicted_us: float = 0.0,
+    proven: ValidationResult | None = None,
     progress: Progress | None = None,
 ) -> ValidationResult:
     """Find out whether ``kernel`` computes what ``candidate`` does, and how fast.
@@ -107,12 +108,17 @@ def validate(
     real inputs by value id, where they were kept.  ``progress`` is told each
     rung's name as it starts.
 
+    ``proven`` is the result of this very kernel without its timing; where it passed, the rungs
+    up to the timing are not climbed again.
+
     Every rung is passed, failed, or not run with the reason; after a failed rung
     the later ones are not run.  Nothing outside the result is changed, also when
     interrupted.
     """
     session = Session(kernel, graph, candidate, reference, reference64, captured)
     ladder, findings = _Ladder(progress), _Findings()
+    if measure and proven is not None and proven.status == "passed":
+        return _timed(proven, ladder, session, findings, ceilings, targets, predicted_us)
     try:
         _climb(ladder, session, findings, ceilings, targets, measure, predicted_us)
     finally:
@@ -147,6 +153,29 @@ def _climb(
     )
     ladder.step("after timing", lambda: _after_timing(session, measure and runnable))
     ladder.step("machine code", lambda: _machine_code(findings))
+
+
+def _timed(
+    proven: ValidationResult,
+    ladder: _Ladder,
+    session: Session,
+    findings: _Findings,
+    ceilings: Ceilings | None,
+    targets: Sequence[Target],
+    predicted_us: float,
+) -> ValidationResult:
+    """A passed result with its last rungs, on inputs that are made anew."""
+    wanted = "cpu" in targets and bool(session.kernel.cpu_name)
+    ladder.step("inputs", lambda: _prepare(session))
+    ladder.step("timing", lambda: _timing(session, findings, ceilings, predicted_us, wanted))
+    ladder.step("after timing", lambda: _after_timing(session, wanted))
+    climbed = {rung.name: rung for rung in ladder.rungs}
+    return replace(
+        proven,
+        status="failed" if ladder.failed else "passed",
+        rungs=tuple(climbed.get(rung.name, rung) for rung in proven.rungs),
+        timings=tuple(findings.timings),
+    )
 
 
 def _result(kernel: KernelSource, ladder: _Ladder, findings: _Findings) -> ValidationResult:
