@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -87,6 +88,13 @@ class Advice:
     def finding(self, finding_id: str) -> Finding:
         """The finding called ``finding_id`` (``"F1"``); ``UsageError`` names those there are."""
         return finding_of(self.report, str(finding_id))
+
+    def widget(self) -> Any:
+        """The panel: tabs with buttons, in a notebook; it follows what is done to this advice.
+
+        ``UsageError`` where there is no notebook kernel.  ``close()`` of the panel releases it.
+        """
+        return importlib.import_module("fusion_advisor.jupyter.panel").open_panel(self)
 
     def observe(self, observer: Callable[[], None]) -> Callable[[], None]:
         """Have ``observer()`` called whenever ``report`` has changed, and after :meth:`close`.

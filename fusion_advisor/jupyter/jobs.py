@@ -205,6 +205,7 @@ class JobRunner:
                     return
                 self._current = job = self._waiting.popleft()
             job._run()
+            del job  # an idle thread keeps nobody's model alive
 
 
 _runners: dict[int, tuple[Any, JobRunner]] = {}  # by shell

@@ -20,7 +20,7 @@ from IPython.core.magic import (
 from traitlets import Bool, Enum, Int, Unicode
 
 from fusion_advisor.errors import FixError, FusionAdvisorError, UsageError
-from fusion_advisor.jupyter import completion
+from fusion_advisor.jupyter import completion, panel
 from fusion_advisor.jupyter.cell_edit import edited_text, text_diff
 from fusion_advisor.jupyter.cells import Body, CellBook, compile_body, result_is_used
 from fusion_advisor.jupyter.history import ModelCall, model_calls, repeatable_call
@@ -79,6 +79,7 @@ class FuseMagics(Magics):
         self._profiling = False
         self._progress: Progress | None = None
         self._completers: dict[str, Any] = {}
+        self._panels = panel.ShownPanels()
 
     # -- into the shell and out of it ----------------------------------------------------------
 
@@ -140,6 +141,7 @@ class FuseMagics(Magics):
           --all             also legal candidates that are not worth it, and every why-not
           --steps N         loop steps (optimizer steps or model calls) to record
           --export PATH     write the report: .html, .json or .txt
+          --panel           show the panel, with its buttons, below the report
           -o NAME           bind the advice object to a variable
 
         Then: ``%fuse_show F1``, ``%fuse_apply F1``, ``%fuse_undo``.
@@ -149,6 +151,8 @@ class FuseMagics(Magics):
             options, expression = parse(line, PROFILE_OPTIONS, "%fuse_profile")
             if "export" in options:
                 format_of(str(options["export"]))  # before anything runs
+            if options.get("panel"):
+                panel.check_possible()
             if cell is not None and expression:
                 raise UsageError(
                     "%%fuse_profile takes options only on its first line; put the code below it"
@@ -176,6 +180,8 @@ class FuseMagics(Magics):
             sys.displayhook(advice.result)
         with one_line_errors():
             self._display(advice, options)
+            if options.get("panel"):
+                self._panels.show(advice, self.book.current())
         return advice.result if returned else None
 
     def _advise(
