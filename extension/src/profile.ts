@@ -1,0 +1,101 @@
+/** Profile this cell: load the extension in the kernel, run the cell under the magic. */
+
+import type { CodeCell } from '@jupyterlab/cells';
+import type { NotebookPanel } from '@jupyterlab/notebook';
+import { OutputArea } from '@jupyterlab/outputarea';
+import type { Kernel } from '@jupyterlab/services';
+import type { IOpenNotebook } from './open_notebooks';
+
+const MAGIC = '%%fuse_profile';
+
+/** After `%load_ext` the kernel announces itself at once; the link then needs a moment. */
+const READY_LIMIT_MS = 10_000;
+
+/** What the kernel runs for a cell with this text, and how many lines were put before it. */
+export function profiledCode(source: string): { code: string; addedLines: number } {
+  return new RegExp(`^\\s*${MAGIC}\\b`).test(source)
+    ? { code: source, addedLines: 0 }
+    : { code: `${MAGIC}\n${source}`, addedLines: 1 };
+}
+
+/** Load the extension in the kernel. Returns what is wrong and what to do, or an empty text. */
+export async function loadExtension(
+  kernel: Pick<Kernel.IKernelConnection, 'requestExecute' | 'info'>
+): Promise<string> {
+  const info = await kernel.info;
+  if (info.language_info.name !== 'python') {
+    return `The notebook's kernel runs ${info.language_info.name}: Fusion Advisor needs Python.`;
+  }
+  const future = kernel.requestExecute({
+    code: '%load_ext fusion_advisor',
+    silent: true,
+    store_history: false,
+    stop_on_error: false
+  });
+  const reply = await future.done;
+  if (reply.content.status === 'ok') {
+    return '';
+  }
+  if (reply.content.status === 'error') {
+    const { ename, evalue } = reply.content;
+    return ename === 'ModuleNotFoundError' && evalue.includes('fusion_advisor')
+      ? 'The kernel’s Python has no fusion_advisor. Install it there: run ' +
+          '“%pip install fusion-advisor” in a cell, then restart the kernel.'
+      : `The kernel could not load fusion_advisor: ${ename}: ${evalue}`;
+  }
+  return 'The kernel aborted the loading of fusion_advisor. Try again.';
+}
+
+/**
+ * Run the cell under `%%fuse_profile`. Its text stays as it is; its outputs are shown as those of
+ * any run. Returns what is wrong, or an empty text; errors of the cell's own code are outputs.
+ */
+export async function profileCell(open: IOpenNotebook, panel: NotebookPanel): Promise<string> {
+  const cell = panel.content.activeCell;
+  if (!cell || cell.model.type !== 'code') {
+    return 'Select a code cell first: only code can be profiled.';
+  }
+  const code = cell as CodeCell;
+  if (!code.model.sharedModel.getSource().trim()) {
+    return 'The cell is empty: there is nothing to profile.';
+  }
+  const kernel = panel.sessionContext.session?.kernel;
+  if (!kernel) {
+    return 'The notebook has no kernel: choose one first.';
+  }
+  if (open.link.state !== 'ready') {
+    const problem = await loadExtension(kernel);
+    if (problem) {
+      return problem;
+    }
+    open.link.reopen();
+    await open.link.whenReady(READY_LIMIT_MS);
+  }
+  await execute(open, panel, code);
+  return '';
+}
+
+async function execute(open: IOpenNotebook, panel: NotebookPanel, cell: CodeCell): Promise<void> {
+  const { model } = cell;
+  const { code, addedLines } = profiledCode(model.sharedModel.getSource());
+  const cellId = model.sharedModel.getId();
+  open.link.tell({ type: 'profiling', cell_id: cellId, added_lines: addedLines });
+  // As JupyterLab runs a cell; its own function takes the code from the cell's text.
+  model.sharedModel.transact(() => {
+    model.clearExecution();
+    cell.outputHidden = false;
+  }, false);
+  cell.setPrompt('*');
+  model.trusted = true;
+  const metadata = { ...model.metadata, cellId };
+  try {
+    const reply = await OutputArea.execute(code, cell.outputArea, panel.sessionContext, metadata);
+    model.executionCount = reply?.content.execution_count ?? null;
+  } catch (error) {
+    // The kernel went, or the outputs were cleared: the cell must not look as if it ran on.
+    if (!cell.isDisposed) {
+      cell.setPrompt('');
+    }
+    console.debug('Profiling ended without a reply', error);
+  }
+}

@@ -1,0 +1,43 @@
+/** All that the kernel tells of one finding: text, why not, proof, kernel. */
+
+import * as React from 'react';
+import type { IRung } from '../protocol';
+import { RungTable } from './proposal';
+
+export interface IDetails {
+  text: string;
+  rungs: readonly IRung[];
+  kernel: string;
+  why_not: readonly { code: string; message: string }[];
+}
+
+export function DetailsView({ details }: { details: IDetails }): JSX.Element {
+  return (
+    <div className="fa-proposal">
+      {details.text ? (
+        <pre className="fa-text" tabIndex={0} role="region" aria-label="Finding">
+          {details.text}
+        </pre>
+      ) : null}
+      {details.why_not.length > 0 ? (
+        <>
+          <h4>Why not</h4>
+          <ul className="fa-why-not">
+            {details.why_not.map((reason, index) => (
+              <li key={index}>
+                <code>{reason.code}</code> {reason.message}
+              </li>
+            ))}
+          </ul>
+        </>
+      ) : null}
+      <RungTable rungs={details.rungs} />
+      {details.kernel ? (
+        <details className="fa-kernel">
+          <summary>Text of the kernel</summary>
+          <pre tabIndex={0}>{details.kernel}</pre>
+        </details>
+      ) : null}
+    </div>
+  );
+}
