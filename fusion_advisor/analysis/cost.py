@@ -131,9 +131,9 @@ class CostModel:
     def _model_parts(self, position: int) -> Parts:
         op, node = self.traffic.ops[position], self.index.nodes[position]
         memory = 0.0
-        for (_, size), distance in zip(op.reads, self._reuse[position], strict=True):
+        for size, distance in zip(op.reads, self._reuse[position], strict=True):
             memory += self.bandwidth.time_us(size, max(op.total, distance))
-        written = sum(size for _, size in op.writes)
+        written = sum(op.writes)
         memory += self.bandwidth.time_us(written, op.total)
         touch = 0.0 if node.mutates else self._first_touch(written, 0.0)
         flops = op_flops(self.index, position)
@@ -148,8 +148,7 @@ class CostModel:
                 return measured.host_us
             host = measured.host_us if self.host_bound else 0.0
             return max(host, measured.device_us)
-        op = self.traffic.ops[position]
-        idle = not op.reads and not op.writes
+        idle = self.traffic.ops[position].idle
         kernel = self._parts[position].total(UNHIDDEN_MID)
         if not self.on_device:
             return self.ceilings.dispatch_us + kernel
@@ -167,8 +166,7 @@ class CostModel:
                 device += measured.device_us
                 continue
             host += self.ceilings.dispatch_us
-            op = self.traffic.ops[position]
-            if op.reads or op.writes:
+            if not self.traffic.ops[position].idle:
                 device += self.ceilings.launch_us + self._parts[position].total(UNHIDDEN_MID)
         return host > device
 
@@ -260,7 +258,7 @@ class CostModel:
             info.flops for m in members if (info := index.infos[m]) is not None
         )
         memory = self._fused_memory_us(candidate, members, after_bytes)
-        written = sum(self.traffic.size(value) for value in candidate.outputs)
+        written = sum(self.traffic.size(self.index.numbers[value]) for value in candidate.outputs)
         peak_us = self._compute_us(flops, self._rate_dtype(members[-1]), 1.0)
         touch = self._first_touch(written, 0.0)
         low = max(memory, peak_us / PEAK_SHARE_HIGH) + touch
@@ -309,22 +307,22 @@ class CostModel:
         self, candidate: FusionCandidate, members: Sequence[int], whole: int
     ) -> float:
         """Each operand from where its first reader finds it; results at the kernel's own size."""
-        distance: dict[str, float] = {}
+        traffic, numbers = self.traffic, self.index.numbers
+        distance: dict[int, float] = {}
         for member in members:
-            for (memory, _), far in zip(
-                self.traffic.ops[member].reads, self._reuse[member], strict=True
-            ):
+            for memory, far in zip(traffic.read_from[member], self._reuse[member], strict=True):
                 distance.setdefault(memory, far)
         time = 0.0
-        seen: set[str] = set()
+        seen: set[int] = set()
         for operand in candidate.inputs:
-            memory = self.traffic.memory(operand.value)
+            value = numbers[operand.value]
+            memory = traffic.memory[value]
             if memory not in seen:
                 seen.add(memory)
-                size = self.traffic.size(operand.value)
-                time += self.bandwidth.time_us(size, max(whole, distance.get(memory, 0.0)))
-        for value in candidate.outputs:
-            time += self.bandwidth.time_us(self.traffic.size(value), whole)
+                far = max(whole, distance.get(memory, 0.0))
+                time += self.bandwidth.time_us(traffic.size(value), far)
+        for name in candidate.outputs:
+            time += self.bandwidth.time_us(traffic.size(numbers[name]), whole)
         return time
 
     def recomputes(self, candidate: FusionCandidate) -> bool:

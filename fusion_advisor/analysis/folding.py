@@ -53,8 +53,8 @@ class _Folding:
                 continue
             if not node.inputs or position in index.keeping:
                 continue
-            maker = index.producer.get(node.inputs[0])
-            if maker is not None and index.infos[maker] is not None:
+            maker = index.maker_of(node.inputs[0])
+            if maker >= 0 and index.infos[maker] is not None:
                 piece = self._join(maker, position)
                 if piece is not None:
                     joined.append(piece)
@@ -81,7 +81,7 @@ class _Folding:
         if dims is None:
             return None
         viewed = index.nodes[chain[-1]].outputs[0]
-        users = [user for user in index.consumers.get(viewed, ()) if user not in index.keeping]
+        users = [user for user in index.users_of(viewed) if user not in index.keeping]
         if not users or any(index.infos[user] is None for user in users):
             return None
         before, after = self._piece(maker), self._piece(users[0])
@@ -101,10 +101,10 @@ class _Folding:
         while dims is not None:
             node = nodes[position]
             # The first other reader decides: a value that all layers view has very many.
-            users, keeping = index.consumers[at], index.keeping
+            users, keeping = index.users_of(at), index.keeping
             if any(user != position and user not in keeping for user in users):
                 return chain, None
-            if at in index.kept or len(node.outputs) != 1:
+            if index.kept(at) or len(node.outputs) != 1:
                 return chain, None
             if len(node.inputs) != 1 or node.mutates or index.infos[position] is not None:
                 return chain, None
@@ -115,13 +115,13 @@ class _Folding:
             dims = compose(dims, own) if own is not None else None
             chain.append(position)
             at = result.id
-            following = [user for user in index.consumers.get(at, ()) if user not in index.keeping]
+            following = [user for user in index.users_of(at) if user not in index.keeping]
             if len(following) != 1 or nodes[following[0]].kind not in ("view", "metadata"):
                 break
             if index.infos[following[0]] is not None:
                 break
             position = following[0]
-        return chain, None if at in index.kept else dims
+        return chain, None if index.kept(at) else dims
 
     def _joined(
         self, before: Piece, after: Piece, chain: list[int], value: str, viewed: str, dims: Dims
@@ -132,7 +132,7 @@ class _Folding:
             return None
         if index.values[value].shape != before.shape or len(members) > MAX_MEMBERS:
             return None
-        if any(index.nodes[index.producer[v]].kind == "view" for v in after.outputs):
+        if any(index.nodes[index.maker_of(v)].kind == "view" for v in after.outputs):
             return None
         if any(self._written_later(v, before.members[0]) for v in before.inputs):
             return None

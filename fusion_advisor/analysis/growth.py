@@ -333,14 +333,14 @@ class Growth:
     def _stays_inside(self, position: int, value: str) -> bool:
         """Whether every user of the value could be in the same kernel."""
         index = self.index
-        if value in index.kept:
+        if index.kept(value):
             return False
         own = self.contexts[position]
         forward = index.nodes[position].phase == "forward"
         return all(
             (index.infos[user] is not None and self.contexts[user] == own)
             or (forward and (index.nodes[user].phase == "backward" or user in index.keeping))
-            for user in index.consumers.get(value, ())
+            for user in index.users_of(value)
         )
 
 

@@ -99,20 +99,16 @@ def reuse_distances(index: GraphIndex, traffic: TrafficModel) -> list[tuple[floa
     What the run reads first was last touched in the run before, one whole run's traffic ago.
     """
     moved = 0.0
-    touched: dict[str, float] = {}
     total = float(traffic.total)
+    touched = [-1.0] * len(index.specs)  # by memory
     result: list[tuple[float, ...]] = []
-    for op in traffic.ops:
-        if op.reads:
-            result.append(
-                tuple([moved - touched[m] if m in touched else total for m, _ in op.reads])
-            )
-        else:
-            result.append(())
+    for op, reads, writes in zip(traffic.ops, traffic.read_from, traffic.written_to, strict=True):
+        far = [moved - touched[memory] if touched[memory] >= 0 else total for memory in reads]
+        result.append(tuple(far))
         moved += op.total
-        for memory, _ in op.reads:
+        for memory in reads:
             touched[memory] = moved
-        for memory, _ in op.writes:
+        for memory in writes:
             touched[memory] = moved
     return result
 

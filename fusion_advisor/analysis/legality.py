@@ -19,7 +19,6 @@ from fusion_advisor.ops.dtypes import SUPPORTED_DTYPES
 from fusion_advisor.records import Argument, OpNode, Symbol, TensorSpec, ValueRef
 
 Refusal = tuple[str, str]  # blocker code, message
-_CallKey = tuple[str, Hashable, Hashable, str]
 
 BLOCKER_CODES: Mapping[str, str] = MappingProxyType(
     {
@@ -104,28 +103,16 @@ def context_refusal(first: Context, second: Context) -> Refusal:
 
 def mark_members(index: GraphIndex) -> None:
     """Fill ``index.infos`` (the recipe of each possible member) and ``index.refusals``."""
-    known: dict[str, OpInfo | None] = {}
-    unwritable: dict[_CallKey, str] = {}
-    bad_values = _unsupported_values(index)
+    calls = _Calls(index)
     late = _LateReaders(index)
     backward = [i for i, node in enumerate(index.nodes) if node.phase == "backward"]
     infos, refusals, joinable = index.infos, index.refusals, index.joinable
     written = bool(index.written_storages)
-    others: dict[tuple[str, str], Refusal] = {}  # what is said of ops that no kernel is made for
     for i, node in enumerate(index.nodes):
-        op = node.op
-        if op not in known:
-            known[op] = lookup(op)
-        info = known[op]
-        refusal: Refusal | None
-        if info is None or info.recipe is None:
-            refusal = others.get((op, node.kind))
-            if refusal is None:
-                refusal = others[op, node.kind] = _kind_refusal(node, info)
-        else:
-            refusal = _call_refusal(index, node, bad_values)
-            if refusal is None and node.kind == "elementwise":
-                refusal = _unwritable(index, node, info, unwritable)
+        info, refusal = calls.look(i, node)
+        if refusal is None:
+            if node.kind in ("view", "metadata"):
+                refusal = _identity_view_refusal(index, node)
             if refusal is None and node.mutates:
                 refusal = late.refusal(i, node)
             if refusal is None and written and node.grad_enabled:
@@ -140,11 +127,8 @@ def mark_members(index: GraphIndex) -> None:
 def _member_producers(index: GraphIndex, position: int) -> tuple[int, ...]:
     """Members (earlier ones are marked by now) that make the node's inputs, latest first."""
     infos = index.infos
-    sources = index.sources[position]
-    if len(sources) == 1:
-        return sources if sources[0] >= 0 and infos[sources[0]] is not None else ()
-    found = {made for made in sources if made >= 0 and infos[made] is not None}
-    return tuple(sorted(found, reverse=True)) if len(found) > 1 else tuple(found)
+    found = [made for made in index.sources[position] if made >= 0 and infos[made] is not None]
+    return tuple(sorted(set(found), reverse=True) if len(found) > 1 else found)
 
 
 def _kind_refusal(node: OpNode, info: OpInfo | None) -> Refusal:
@@ -155,77 +139,95 @@ def _kind_refusal(node: OpNode, info: OpInfo | None) -> Refusal:
     return code, f"{node.op} stands between: {text}"
 
 
-def _unsupported_values(index: GraphIndex) -> dict[str, Refusal]:
-    bad: dict[str, Refusal] = {}
-    known = _DTYPES
-    for spec in index.values.values():
-        if spec.dtype not in known:
-            bad[spec.id] = ("dtype", f"no kernels are generated for {spec.dtype}")
-        elif spec.flags:
-            odd = [flag for flag in spec.flags if flag not in _PLAIN_FLAGS]
-            if odd:
-                bad[spec.id] = ("tensor-kind", f"no kernels are generated for {odd[0]} tensors")
-    return bad
+class _Calls:
+    """What can be said of a call by its form and arguments, said once for all calls alike."""
+
+    def __init__(self, index: GraphIndex) -> None:
+        self._index = index
+        self._by_form: dict[int, tuple[OpInfo | None, Refusal | None]] = {}
+        self._by_arguments: dict[tuple[int, Hashable], Refusal | None] = {}
+
+    def look(self, position: int, node: OpNode) -> tuple[OpInfo | None, Refusal | None]:
+        """The op's recipe and why this call cannot be a member, as far as the form decides it."""
+        call = self._index.calls[position]
+        known = self._by_form.get(call)
+        if known is None:
+            info = lookup(node.op)
+            if info is None or info.recipe is None:
+                known = info, _kind_refusal(node, info)
+            else:
+                known = info, _form_refusal(self._index, node)
+            self._by_form[call] = known
+        info, refusal = known
+        if refusal is not None or info is None:
+            return known
+        key = (call, _plain_arguments(node))
+        if key not in self._by_arguments:
+            self._by_arguments[key] = _argument_refusal(self._index, node, info)
+        return info, self._by_arguments[key]
 
 
-def _call_refusal(
-    index: GraphIndex, node: OpNode, bad_values: Mapping[str, Refusal]
-) -> Refusal | None:
-    """Why this call of a known elementwise op cannot be a member, or None."""
+def _form_refusal(index: GraphIndex, node: OpNode) -> Refusal | None:
+    """Why no call of a known elementwise op on such tensors can be a member, or None."""
     if len(node.outputs) != 1:
         return "unsupported-op", f"{node.op} has {len(node.outputs)} results"
     values = index.values
     output = values[node.outputs[0]]
-    if bad_values:
-        for value in (*node.inputs, output.id):
-            if value in bad_values:
-                code, text = bad_values[value]
-                return code, f"{node.op}: {text}"
-    shape = output.shape
+    for value in (*node.inputs, output.id):
+        refusal = _value_refusal(values[value])
+        if refusal is not None:
+            code, text = refusal
+            return code, f"{node.op}: {text}"
     for value in node.inputs:
         operand = values[value]
-        if operand.shape != shape and not broadcasts_to(operand.shape, shape):
-            return "shape", f"{node.op}: {operand.shape} does not broadcast into {shape}"
+        if not broadcasts_to(operand.shape, output.shape):
+            return "shape", f"{node.op}: {operand.shape} does not broadcast into {output.shape}"
         if operand.device != output.device:
             return "device", f"{node.op} reads a tensor on {operand.device} from {output.device}"
-    elements = math.prod(shape)
+    elements = math.prod(output.shape)
     if elements > MAX_ELEMENTS:
         return "offsets", f"{node.op} has {elements} elements, beyond 32-bit offsets"
-    for argument in node.args:
-        if type(argument) is Symbol and argument.kind in ("opaque", "complex"):
-            return "argument", f"{node.op}: the argument {argument.name} cannot go into a kernel"
-    for _, argument in node.kwargs:
-        if type(argument) is Symbol and argument.kind in ("opaque", "complex"):
-            return "argument", f"{node.op}: the argument {argument.name} cannot go into a kernel"
-    if node.kind in ("view", "metadata"):
-        return _identity_view_refusal(index, node, output)
     return None
 
 
-def _unwritable(
-    index: GraphIndex, node: OpNode, info: OpInfo, known: dict[_CallKey, str]
-) -> Refusal | None:
-    """What lowering itself would refuse of this call; asked once for calls of one kind."""
-    values = index.values
+def _value_refusal(spec: TensorSpec) -> Refusal | None:
+    if spec.dtype not in _DTYPES:
+        return "dtype", f"no kernels are generated for {spec.dtype}"
+    odd = [flag for flag in spec.flags if flag not in _PLAIN_FLAGS]
+    return ("tensor-kind", f"no kernels are generated for {odd[0]} tensors") if odd else None
+
+
+def _plain_arguments(node: OpNode) -> Hashable:
+    """What the arguments add to a call's form: the numbers, and where each operand stands."""
+    args = node.args
+    if not node.kwargs and len(args) == len(node.inputs):
+        for argument in args:
+            if type(argument) is not ValueRef:
+                break
+        else:
+            return None  # each operand once, in order
 
     def plain(argument: Argument) -> Hashable:
-        """An argument less what recipes do not see: which tensor it is, its size and place."""
         if isinstance(argument, ValueRef):
-            spec = values[argument.value]
-            return (spec.dtype, bool(spec.shape), "wrapped-number" in spec.flags)
+            value = argument.value
+            return node.inputs.index(value) if value in node.inputs else value
         if isinstance(argument, tuple):
             return tuple(plain(item) for item in argument)
         return (type(argument), repr(argument))  # -0.0 is not 0.0, nor True 1
 
-    key = (
-        node.op,
-        tuple(plain(argument) for argument in node.args),
-        tuple((name, plain(argument)) for name, argument in node.kwargs),
-        values[node.outputs[0]].dtype,
-    )
-    if key not in known:
-        known[key] = why_unwritable(node, info, values)
-    return ("unsupported-op", known[key]) if known[key] else None
+    named = tuple([(name, plain(argument)) for name, argument in node.kwargs])
+    return (tuple([plain(argument) for argument in args]), named)
+
+
+def _argument_refusal(index: GraphIndex, node: OpNode, info: OpInfo) -> Refusal | None:
+    """Why a kernel cannot hold these arguments, or lowering itself would refuse them."""
+    for argument in (*node.args, *(argument for _, argument in node.kwargs)):
+        if type(argument) is Symbol and argument.kind in ("opaque", "complex"):
+            return "argument", f"{node.op}: the argument {argument.name} cannot go into a kernel"
+    if node.kind != "elementwise":
+        return None
+    refused = why_unwritable(node, info, index.values)
+    return ("unsupported-op", refused) if refused else None
 
 
 def _lost_for_backward(
@@ -251,8 +253,9 @@ def _lost_for_backward(
     return None
 
 
-def _identity_view_refusal(index: GraphIndex, node: OpNode, output: TensorSpec) -> Refusal | None:
+def _identity_view_refusal(index: GraphIndex, node: OpNode) -> Refusal | None:
     """A view may be a member when it is its input again and nobody writes that storage."""
+    output = index.values[node.outputs[0]]
     source = index.values[node.inputs[0]] if node.inputs else None
     same = (
         source is not None
@@ -339,9 +342,9 @@ class _LateReaders:
         """Whether a storage came from ``x.contiguous()``, ``x.to(…)`` and the like."""
         index = self._index
         makers = [
-            index.nodes[index.producer[value]]
+            index.nodes[made]
             for value in index.written_storages[storage]
-            if value in index.producer
+            if (made := index.maker_of(value)) >= 0
         ]
         maker = min(makers, key=lambda node: node.index, default=None)
         if maker is None or maker.op == "aten._to_copy.default":
@@ -354,10 +357,11 @@ class _LateReaders:
         index = self._index
         names = sorted(index.written_storages[storage], key=lambda v: index.values[v].version)
         sights = [
-            math.inf if v in index.kept else float(index.consumers.get(v, (-1,))[-1]) for v in names
+            math.inf if index.kept(v) else float(max(index.users_of(v), default=-1)) for v in names
         ]
         orphans = [
-            -1.0 if v in index.producer else sight for v, sight in zip(names, sights, strict=True)
+            -1.0 if index.maker_of(v) >= 0 else sight
+            for v, sight in zip(names, sights, strict=True)
         ]
         return _StorageSight(
             external=any(v in index.given or "parameter" in index.values[v].flags for v in names),

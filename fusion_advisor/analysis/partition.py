@@ -6,7 +6,7 @@ keeps both parts free of paths that leave and come back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fusion_advisor.analysis.graph_index import GraphIndex, is_dense, same_layout
@@ -74,22 +74,21 @@ class Partition:
         piece = Piece(members)
         inputs: dict[str, None] = {}
         forward = index.nodes[members[0]].phase == "forward"
-        nodes, values, producer = index.nodes, index.values, index.producer
-        consumers, kept = index.consumers, index.kept
+        nodes, values = index.nodes, index.values
         space = values[nodes[members[0]].outputs[0]].shape
         for member in members:
             node = nodes[member]
             for value in node.inputs:
-                if producer.get(value, -1) not in inside:
+                if index.maker_of(value) not in inside:
                     inputs[value] = None
             value = node.outputs[0]
             shape = values[value].shape
             if shape != space:
                 space = larger_shape(space, shape)
-            users = consumers.get(value)
-            if value in kept:
+            users = index.users_of(value)
+            if index.kept(value):
                 piece.outputs.append(value)
-            elif users is not None and not inside.issuperset(users):
+            elif users and not inside.issuperset(users):
                 use = self._use(users, inside, forward=forward)
                 (piece.outputs if use == "output" else piece.saved).append(value)
         piece.shape = space
@@ -100,7 +99,7 @@ class Partition:
             piece.saved = [value for value in piece.saved if value != last]
         return piece
 
-    def _use(self, users: list[int], inside: set[int], *, forward: bool) -> str:
+    def _use(self, users: Sequence[int], inside: set[int], *, forward: bool) -> str:
         """Whether users outside need the value now, or only later, in backward."""
         nodes, keeping = self.index.nodes, self.index.keeping
         only_backward = forward and all(
@@ -121,7 +120,7 @@ class Partition:
         reference = index.values[full[-1]] if full else None
         for value in piece.outputs:
             spec = index.values[value]
-            member = index.producer[value]
+            member = index.maker_of(value)
             if spec.shape != piece.shape:
                 refusal = ("output-shape", f"its result is needed at shape {spec.shape} as well")
             elif index.nodes[member].kind in ("view", "metadata"):
@@ -165,7 +164,7 @@ class Partition:
                 )
                 return [piece.members[:k], piece.members[k:]]
             value = index.nodes[member].outputs[0]
-            for user in index.consumers.get(value, ()):
+            for user in index.users_of(value):
                 if user not in inside and user not in index.keeping:
                     earliest_use = min(earliest_use, user)
                     break
@@ -213,7 +212,7 @@ class Partition:
         alive = [0] * (len(members) + 1)
         for k, member in enumerate(members):
             spec = index.values[index.nodes[member].outputs[0]]
-            last = max((place.get(u, -1) for u in index.consumers.get(spec.id, ())), default=-1)
+            last = max((place.get(u, -1) for u in index.users_of(spec.id)), default=-1)
             if last > k:
                 size = item_bytes(spec.dtype) * element_count(spec.shape)
                 change[k + 1] += size
@@ -249,7 +248,7 @@ class Partition:
             node = index.nodes[members[k]]
             external.update(v for v in node.inputs if v not in own)
             value = node.outputs[0]
-            own[value] = index.consumers.get(value, (members[k],))[-1]
+            own[value] = max(index.users_of(value), default=members[k])
             written += value in outputs
             waiting = sum(1 for last in own.values() if members[k] < last <= end_of_list)
             if k > start and (
@@ -284,7 +283,7 @@ class Partition:
 
         for member in part:
             for value in index.nodes[member].inputs:
-                made = index.producer.get(value, -1)
+                made = index.maker_of(value)
                 if made in parent:
                     parent[root(made)] = root(member)
         groups: dict[int, list[int]] = {}
@@ -333,7 +332,7 @@ def _is_chain(index: GraphIndex, piece: Piece) -> bool:
     inside = set(piece.members)
     links = 0
     for before, member in zip([-1, *piece.members], piece.members, strict=False):
-        made = {index.producer.get(v, -1) for v in index.nodes[member].inputs} & inside
+        made = set(index.sources[member]) & inside
         if made - {before}:
             return False
         links += len(made)

@@ -137,7 +137,7 @@ def _analyze(capture: Capture, first_id: int, options: AnalysisOptions) -> Analy
         bounds=tuple(
             (node.id, model.bound(i))
             for i, node in enumerate(index.nodes)
-            if traffic.ops[i].reads or traffic.ops[i].writes
+            if not traffic.ops[i].idle
         ),
         bytes_before=before,
         bytes_after=after,

@@ -25,7 +25,7 @@ def is_fused_kernel(op: str) -> bool:
 def ratios(model: TrafficModel, candidates: Iterable[FusionCandidate]) -> tuple[FusionRatio, ...]:
     """Ops inside fused groups over ops that touch memory: as it is, and in the plan."""
     nodes = model.index.nodes
-    working = {node.id for node, op in zip(nodes, model.ops, strict=True) if op.reads or op.writes}
+    working = {node.id for node, op in zip(nodes, model.ops, strict=True) if not op.idle}
     fused = {node.id for node in nodes if node.id in working and is_fused_kernel(node.op)}
     planned = {node for candidate in candidates for node in candidate.nodes} & working
     return (

@@ -7,13 +7,15 @@ results that others need.  Cache effects are not in these numbers; they enter th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
-from fusion_advisor.analysis.graph_index import GraphIndex, build_index
+from fusion_advisor.analysis.graph_index import GraphIndex, Numbers, build_index
 from fusion_advisor.analysis.partition import element_count, item_bytes
 from fusion_advisor.ops import functional_name
-from fusion_advisor.records import FusionCandidate, OpGraph, OpNode, TensorSpec
+from fusion_advisor.records import FusionCandidate, OpGraph, TensorSpec
 
 # Ops whose written argument is overwritten without being read.
 _WRITE_ONLY = frozenset(
@@ -21,103 +23,115 @@ _WRITE_ONLY = frozenset(
 )
 _UNWRITTEN_FACTORIES = ("aten.empty", "aten.new_empty")
 _MOVES_NOTHING = frozenset({"view", "metadata"})
+_MEMORY = attrgetter("storage", "version", "offset", "shape", "strides", "dtype")
 
 
 @dataclass(frozen=True, slots=True)
 class OpTraffic:
-    """What one op touches: (memory, bytes) read and written; ``memory`` names the bytes."""
+    """Bytes that ops of one form touch: of each distinct memory read, of each result written."""
 
-    reads: tuple[tuple[str, int], ...]
-    writes: tuple[tuple[str, int], ...]
-    total: int  # distinct bytes read plus distinct bytes written
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    total: int
+
+    @property
+    def idle(self) -> bool:
+        """Whether the op touches no memory at all."""
+        return not self.reads and not self.writes
 
 
 _NOTHING = OpTraffic((), (), 0)
 
 
 class TrafficModel:
-    """Bytes per op of an indexed graph, computed once."""
+    """Bytes per op of an indexed graph, computed once.
+
+    ``memory`` has one number per distinct memory: values that alias each other exactly share it.
+    ``read_from[i]`` and ``written_to[i]`` are the memories of node ``i``, in the order of the
+    bytes in ``ops[i]``.
+    """
 
     def __init__(self, index: GraphIndex) -> None:
         self.index = index
-        self._sizes: dict[str, int] = {}
-        self._names: dict[str, str] = {}
-        self._seen: dict[tuple[object, ...], str] = {}
-        self._bytes: dict[tuple[object, ...], int] = {}
-        self._shared = _shared_storages(index)
-        self.ops: list[OpTraffic] = [self._op(node) for node in index.nodes]
-        self.total = sum(op.total for op in self.ops)  # of the whole run, as recorded
+        self._bytes: dict[int, int] = {}  # by the value's form
+        self._places: dict[int, tuple[OpTraffic, Numbers]] = {}  # by the call's form
+        self.memory = _memories(index)
+        self.ops: list[OpTraffic] = []
+        self.read_from: list[Numbers] = []
+        self.written_to: list[Numbers] = []
+        for position in range(len(index.nodes)):
+            self._add(position)
+        self.total = sum([op.total for op in self.ops])  # of the whole run, as recorded
 
-    def size(self, value: str) -> int:
+    def size(self, value: int) -> int:
         """Distinct bytes of a value; dimensions it is expanded over do not count."""
-        size = self._sizes.get(value)
+        form = self.index.forms[value]
+        size = self._bytes.get(form)
         if size is None:
-            spec = self.index.values[value]
-            key = (spec.shape, spec.strides, spec.dtype)
-            size = self._bytes.get(key)
-            if size is None:
-                size = self._bytes[key] = distinct_bytes(spec)
-            self._sizes[value] = size
+            size = self._bytes[form] = distinct_bytes(self.index.specs[value])
         return size
-
-    def memory(self, value: str) -> str:
-        """One name per distinct memory: values that alias each other exactly share it."""
-        name = self._names.get(value)
-        if name is None:
-            spec = self.index.values[value]
-            if spec.storage not in self._shared:
-                return value
-            key = (spec.storage, spec.version, spec.offset, spec.shape, spec.strides, spec.dtype)
-            name = self._names[value] = self._seen.setdefault(key, value)
-        return name
 
     def candidate(self, candidate: FusionCandidate) -> tuple[int, int]:
         """Bytes of a group before (op by op) and after (one kernel)."""
-        positions = self.index.positions
+        positions, numbers = self.index.positions, self.index.numbers
         before = sum(self.ops[positions[node]].total for node in candidate.nodes)
-        inputs = {
-            self.memory(operand.value): self.size(operand.value) for operand in candidate.inputs
-        }
-        after = sum(inputs.values()) + sum(self.size(value) for value in candidate.outputs)
-        return before, after
+        read = [numbers[operand.value] for operand in candidate.inputs]
+        inputs = {self.memory[value]: self.size(value) for value in read}
+        written = [self.size(numbers[value]) for value in candidate.outputs]
+        return before, sum(inputs.values()) + sum(written)
 
-    def _op(self, node: OpNode) -> OpTraffic:
-        kind = node.kind
-        if kind in _MOVES_NOTHING:
-            return _NOTHING
-        op = node.op
-        if kind == "factory" and op.startswith(_UNWRITTEN_FACTORIES):
-            return _NOTHING
-        sizes = self.size
-        writes = tuple([(self.memory(v), sizes(v)) for v in node.outputs])
-        read_values = node.inputs
-        if node.mutates and functional_name(op) in _WRITE_ONLY:
-            read_values = tuple(v for v in read_values if v not in node.mutates)
-        if len(read_values) == 1:
-            reads = tuple([(self.memory(v), sizes(v)) for v in read_values])
-        else:
-            reads = tuple({self.memory(v): sizes(v) for v in read_values}.items())
+    def _add(self, position: int) -> None:
+        index, memory = self.index, self.memory
+        call = index.calls[position]
+        read = index.reads[position]
+        known = self._places.get(call)
+        if known is None:
+            known = self._places[call] = self._look(position)
+        op, places = known
+        if len(places) != len(read):
+            read = tuple([read[place] for place in places])
+        read_from = tuple([memory[value] for value in read])
+        if len(read) > 1 and len(set(read_from)) < len(read):  # two names of one memory
+            read = tuple({memory[value]: value for value in read}.values())
+            op = self._moved(index.nodes[position].kind, read, index.makes[position])
+            read_from = tuple([memory[value] for value in read])
+        self.ops.append(op)
+        self.read_from.append(read_from)
+        self.written_to.append(
+            tuple([memory[value] for value in index.makes[position]]) if op.writes else ()
+        )
+
+    def _look(self, position: int) -> tuple[OpTraffic, Numbers]:
+        """What calls of this form move, and the places of the operands that they read."""
+        index = self.index
+        node = index.nodes[position]
+        if node.kind in _MOVES_NOTHING:
+            return _NOTHING, ()
+        if node.kind == "factory" and node.op.startswith(_UNWRITTEN_FACTORIES):
+            return _NOTHING, ()
+        places = list(range(len(node.inputs)))
+        if node.mutates and functional_name(node.op) in _WRITE_ONLY:
+            places = [place for place in places if node.inputs[place] not in node.mutates]
+        read = tuple([index.reads[position][place] for place in places])
+        return self._moved(node.kind, read, index.makes[position]), tuple(places)
+
+    def _moved(self, kind: str, read: Numbers, written: Numbers) -> OpTraffic:
+        reads = tuple([self.size(value) for value in read])
+        writes = tuple([self.size(value) for value in written])
         if kind == "indexing" and reads:
             # A look-up reads as many elements of its table as it gives, not the whole table.
-            table, size = reads[0]
-            reads = ((table, min(size, sum(size for _, size in writes))), *reads[1:])
-        total = 0
-        for _, size in reads:
-            total += size
-        for _, size in writes:
-            total += size
-        return OpTraffic(reads, writes, total)
+            reads = (min(reads[0], sum(writes)), *reads[1:])
+        return OpTraffic(reads, writes, sum(reads) + sum(writes))
 
 
-def _shared_storages(index: GraphIndex) -> set[int]:
-    """Storages that more than one value lives in."""
-    seen: set[int] = set()
-    shared: set[int] = set()
-    for spec in index.values.values():
-        if spec.storage in seen:
-            shared.add(spec.storage)
-        seen.add(spec.storage)
-    return shared
+def _memories(index: GraphIndex) -> list[int]:
+    """Per value the first one of exactly its memory."""
+    living = Counter([spec.storage for spec in index.specs])
+    known: dict[tuple[object, ...], int] = {}
+    return [
+        value if living[spec.storage] == 1 else known.setdefault(_MEMORY(spec), value)
+        for value, spec in enumerate(index.specs)
+    ]
 
 
 def distinct_bytes(spec: TensorSpec) -> int:
