@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusion_advisor.jupyter.panel.desk import WAITING, Work
 from fusion_advisor.jupyter.panel.markup import MAX_TEXT, note, short, source, table, tag
-from fusion_advisor.quantities import plural, time_text
+from fusion_advisor.quantities import percent_text, plural, time_text
 from fusion_advisor.records import Report, ValidationResult
 from fusion_advisor.report.dataflow import dataflow_svg
 from fusion_advisor.report.view import (
@@ -140,7 +140,7 @@ def resources_html(validation: ValidationResult | None, view: FindingView) -> st
     if estimate.registers:
         said.append(
             f"Estimated before compiling: {plural(estimate.registers, 'register')} per thread, "
-            f"occupancy {estimate.occupancy:.0%}."
+            f"occupancy {percent_text(estimate.occupancy)}."
         )
     rows = [
         (

@@ -9,10 +9,9 @@ from typing import Any
 
 import ipywidgets
 
-from fusion_advisor.jupyter.panel.markup import note, short, tag
+from fusion_advisor.jupyter.panel.markup import note, plain, short, tag
 from fusion_advisor.jupyter.panel.paging import Pager, button, search_box, words_of
 from fusion_advisor.quantities import time_text
-from fusion_advisor.report.values import one_line
 from fusion_advisor.report.view import FindingView
 
 ROWS = 10  # on a page: the details stand below
@@ -34,6 +33,19 @@ def _number_of(view: FindingView) -> tuple[str, int]:
     """F10 comes after F2."""
     digits = "".join(one for one in view.id if one.isdigit())
     return view.id.rstrip("0123456789"), int(digits[:18] or 0)
+
+
+def _place_of(view: FindingView) -> tuple[str, int, str, int]:
+    """Line 17 comes after line 4."""
+    span = view.finding.span
+    if span is None:
+        return ("none", 0, "", 0)
+    return (
+        span.kind,
+        span.execution_count or 0,
+        span.file if span.kind == "file" else "",
+        span.line,
+    )
 
 
 def _where(view: FindingView) -> str:
@@ -58,7 +70,7 @@ COLUMNS = (
     Column(head="Rule", about="rule", width="5em",
            cell=lambda view: short(view.finding.rule, 20), order=lambda view: view.finding.rule),
     Column(head="What and where", about="where it is", width="minmax(11em,1fr)",
-           cell=_where, order=lambda view: (view.place, view.finding.title)),
+           cell=_where, order=_place_of),
     Column(head="Ops", about="number of ops in the group", width="3.4em",
            cell=lambda view: f"{_ops(view):,}", order=_ops, largest_first=True),
     Column(head="× N", about="how often it runs", width="3.4em",
@@ -114,20 +126,15 @@ class _Row:
         self.box.layout.display = "none" if view is None else None
         if view is None:
             return
-        self.button.description = ("▸ " if chosen else "") + short_plain(view.id)
+        self.button.description = ("▸ " if chosen else "") + plain(view.id)
         self.button.tooltip = (
-            f"{short_plain(view.id)}: {short_plain(view.finding.title)}. "
+            f"{plain(view.id)}: {plain(view.finding.title)}. "
             f"{'Its details are shown below' if chosen else 'Show its details'}"
         )
         if chosen is not self._chosen:
             self._chosen = chosen
             (self.box.add_class if chosen else self.box.remove_class)("fadv-chosen")
         self.cells.value = _cells(view)
-
-
-def short_plain(text: str) -> str:
-    """Foreign text for a button, which shows text as it is."""
-    return one_line(text[:400], 100)
 
 
 def _cells(view: FindingView) -> str:

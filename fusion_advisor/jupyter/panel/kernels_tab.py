@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 import ipywidgets
 
 from fusion_advisor.jupyter.panel.detail import resources_html
-from fusion_advisor.jupyter.panel.markup import note, short, source
+from fusion_advisor.jupyter.panel.markup import note, plain, short, source
 from fusion_advisor.jupyter.panel.paging import choice
 from fusion_advisor.records import KernelSource
 from fusion_advisor.report.view import FindingView
@@ -57,7 +56,9 @@ class KernelTab:
         self._views = tuple(view for view in views if view.kernel is not None)
         ids = [view.id for view in self._views]
         wanted = next((one for one in (chosen, kept) if one in ids), ids[0] if ids else None)
-        options = tuple((f"{view.id} {_title(view)}", view.id) for view in self._views)
+        options = tuple(
+            (plain(f"{view.id} {view.finding.title}", 70), view.id) for view in self._views
+        )
         if self._finding.options != options:
             self._finding.options = options
         self._finding.value = wanted
@@ -71,10 +72,6 @@ class KernelTab:
             if view is not None
             else note("No kernel yet: choose a finding in the tab Findings and press Generate.")
         )
-
-
-def _title(view: FindingView) -> Any:
-    return view.finding.title[:60]
 
 
 def kernel_html(view: FindingView, part: str) -> str:

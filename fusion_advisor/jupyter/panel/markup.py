@@ -25,8 +25,13 @@ STATE_TAGS = {
 
 def short(text: object, width: int = MAX_NAME) -> str:
     """Foreign text on one line, at most ``width`` characters of it, escaped."""
+    return escaped(plain(text, width))
+
+
+def plain(text: object, width: int = 100) -> str:
+    """Foreign text for a label, which shows text as it is: on one line and cut, not escaped."""
     whole = str(text)
-    return escaped(one_line(whole[: 4 * width], width))
+    return one_line(whole[: 4 * width], width)
 
 
 def tag(state: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import ipywidgets
 
-from fusion_advisor.jupyter.panel.markup import MAX_NAME, MAX_TEXT, note, short, table
+from fusion_advisor.jupyter.panel.markup import MAX_NAME, MAX_TEXT, note, plain, short, table
 from fusion_advisor.jupyter.panel.paging import LongTable, choice, search_box, words_of
 from fusion_advisor.quantities import plain_number, shape_text, time_text
 from fusion_advisor.records import Report
@@ -116,7 +116,7 @@ def _module_names(modules: Any) -> tuple[str, ...]:
     """Module paths to offer, and the paths above them; at most some hundreds."""
     names: dict[str, None] = {}
     for name in modules.unique():
-        parts = str(name)[:MAX_NAME].split(".")
+        parts = plain(name, MAX_NAME).split(".")
         for depth in range(1, len(parts) + 1):
             names.setdefault(".".join(parts[:depth]))
     names.pop("", None)
@@ -136,7 +136,7 @@ class WhyNotTab:
         for row in self._rows:
             counts[row[0]] = counts.get(row[0], 0) + 1
         self._codes = [ANY, *sorted(counts, key=lambda code: (-counts[code], code))]
-        offered = [f"{code[:MAX_NAME]} ({counts[code]:,})" for code in self._codes[1:]]
+        offered = [f"{plain(code)} ({counts[code]:,})" for code in self._codes[1:]]
         self._code = choice("Code", (ANY, *offered), width="24em")
         self.table = LongTable(
             "Pairs that are not fused",
