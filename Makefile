@@ -14,7 +14,7 @@ export KINETO_LOG_LEVEL := 6
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test extension check bench resolve constraints docs clean
+.PHONY: help demo test extension pictures check bench resolve constraints docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ resolve: $(VENV)/.ready-dev ## Resolve the pins against PyPI's own torch, on eve
 
 constraints: $(VENV)/.ready-dev ## Renew constraints.txt within the NVIDIA series that torch needs
 	@$(BIN)/python tools/resolve_constraints.py --write
+
+pictures: $(VENV)/.ready-test ## Take the pictures of docs/images anew, by the browser tests
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/browser
+	@$(BIN)/python tools/pictures.py
 
 docs: $(VENV)/.ready ## Write docs/rules from the rule catalogue
 	@$(BIN)/python -m fusion_advisor.rules docs/rules

@@ -23,7 +23,7 @@ ARGUMENTS = (
     "--disable-component-update --disable-sync --force-color-profile=srgb"
 ).split()
 # The slowest step that these tests wait for is a kernel that compiles on a loaded machine.
-TIMEOUT_MS = 90_000
+TIMEOUT_MS = 60_000
 
 
 def executable(playwright: Any) -> str | None:
@@ -57,7 +57,7 @@ class Watched:
     requests: list[str] = field(default_factory=list)
 
     def watch(self, page: Any) -> None:
-        page.on("pageerror", lambda error: self.errors.append(f"thrown: {error}"))
+        page.on("pageerror", lambda error: self.errors.append(f"thrown: {error} {error.stack}"))
         page.on("console", self._note)
         page.on("request", lambda request: self.requests.append(request.url))
 

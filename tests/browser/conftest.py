@@ -8,9 +8,11 @@ from typing import Any
 
 import front_end
 import pytest
-from chromium import launched
+from chromium import launched, screenshot
 from lab_server import Server
 from notebook_page import NotebookPage
+
+FAILED = pytest.StashKey[bool]()
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,15 @@ def server(labextension: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     started.stop()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    """Lets a fixture know, while it cleans up, that the test has failed."""
+    report = yield
+    if report.when == "call" and report.failed:
+        item.stash[FAILED] = True
+    return report
+
+
 @pytest.fixture
 def context(browser: Any) -> Iterator[Any]:
     """A fresh browser profile."""
@@ -52,7 +63,9 @@ def context(browser: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def opened(context: Any, server: Server) -> Iterator[Callable[..., NotebookPage]]:
+def opened(
+    context: Any, server: Server, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., NotebookPage]]:
     """Opens a notebook of given cells; at the end nothing of ours may be on the console."""
     pages: list[NotebookPage] = []
 
@@ -63,6 +76,10 @@ def opened(context: Any, server: Server) -> Iterator[Callable[..., NotebookPage]
         return pages[-1]
 
     yield open_notebook
+    if request.node.stash.get(FAILED, False):
+        for number, page in enumerate(pages):
+            screenshot(page.page, f"failed-{request.node.name}-{number}")
+            print(f"console of tab {number}:", *page.watched.errors, sep="\n  ")
     errors = [error for page in pages for error in page.own_errors()]
     for page in pages:
         page.page.close()

@@ -158,11 +158,11 @@ class NotebookPage:
     # -- what went wrong -------------------------------------------------------------------
 
     def own_errors(self) -> list[str]:
-        """Errors on the console that are ours, or that anything threw."""
+        """Errors on the console that name us: in their text, their address or their stack."""
         return [
             error
             for error in self.watched.errors
-            if error.startswith("thrown") or re.search(r"fusion[-_ ]?advisor", error, re.I)
+            if re.search(r"fusion[-_ ]?advisor", error, re.IGNORECASE)
         ]
 
 
