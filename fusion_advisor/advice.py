@@ -330,7 +330,8 @@ class Advice:
     # -- keeping ---------------------------------------------------------------------------
 
     def export(self, path: str | Path) -> Path:
-        """Write the report; the suffix chooses: ``.html``, ``.json`` or ``.txt``.
+        """Write the report; the suffix chooses: ``.html``, ``.md``, ``.json``, ``.csv``
+        (``.ops.csv``), ``.sarif``, ``.trace.json`` or ``.txt``.  The folder must exist.
 
         ``.py`` writes a module that puts the kernels in place (:meth:`export_module`).
         """

@@ -11,7 +11,7 @@ from fusion_advisor.analysis.ignoring import mark_ignored
 from fusion_advisor.analysis.legality import BLOCKER_CODES
 from fusion_advisor.analysis.pipeline import Analysis, AnalysisOptions, analyze
 from fusion_advisor.analysis.summary import ratios
-from fusion_advisor.analysis.traffic import TrafficModel, traffic
+from fusion_advisor.analysis.traffic import TrafficModel, op_bytes, traffic
 
 __all__ = [
     "BLOCKER_CODES",
@@ -24,6 +24,7 @@ __all__ = [
     "find_candidates",
     "find_findings",
     "mark_ignored",
+    "op_bytes",
     "ratios",
     "removable_launches",
     "textbook",

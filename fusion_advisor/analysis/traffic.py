@@ -147,6 +147,15 @@ def distinct_bytes(spec: TensorSpec) -> int:
     return element_count(shape) * item_bytes(spec.dtype)
 
 
+def op_bytes(graph: OpGraph) -> dict[str, tuple[int, int]]:
+    """Distinct bytes read and written by each op, by node id; they add up to the whole run's."""
+    model = TrafficModel(build_index(graph))
+    return {
+        node.id: (sum(size for _, size in op.reads), sum(size for _, size in op.writes))
+        for node, op in zip(graph.nodes, model.ops, strict=True)
+    }
+
+
 def traffic(graph: OpGraph, candidates: Iterable[FusionCandidate]) -> tuple[int, int]:
     """Bytes of the whole run as recorded, and with every candidate as one kernel."""
     model = TrafficModel(build_index(graph))

@@ -19,7 +19,16 @@ from fusion_advisor._version import __version__
 from fusion_advisor.cli.completion import completion_script
 from fusion_advisor.cli.target import load_function, run_as_main
 from fusion_advisor.errors import FusionAdvisorError, ReportError, UsageError
-from fusion_advisor.report.files import export_report, format_of, read_text, render, write_atomic
+from fusion_advisor.report.files import (
+    FORMATS,
+    check_export,
+    export_report,
+    format_of,
+    read_text,
+    render,
+    suffixes_text,
+    write_atomic,
+)
 from fusion_advisor.rules import RULES, explain
 
 if TYPE_CHECKING:
@@ -102,8 +111,11 @@ def build_parser() -> argparse.ArgumentParser:
 
     report = _command(commands, "report", _report, "show a saved report in another form")
     report.add_argument("file", help="a report saved as .json")
-    report.add_argument("--format", choices=("text", "html", "json"), help="default: text, or by "
-                        "the suffix of --output")  # fmt: skip
+    report.add_argument("--format", choices=tuple(FORMATS), help="default: text, or by the suffix "
+                        "of --output; " + "; ".join(
+                            f"{one.name}: {one.what} ({', '.join(one.suffixes)})"
+                            for one in FORMATS.values()
+                        ))  # fmt: skip
     report.add_argument("-o", "--output", help="write here instead of to standard output")
     _fail_option(report)
 
@@ -153,7 +165,8 @@ def _profile_options(parser: argparse.ArgumentParser, *, backward: bool = False)
         action="append",
         default=[],
         metavar="PATH",
-        help="write the report: .html, .json or .txt (may be repeated)",
+        help=f"write the report; the suffix chooses the format: {suffixes_text()} (may be "
+        "repeated)",
     )
     _fail_option(parser)
 
@@ -193,7 +206,7 @@ def _demo(parsed: argparse.Namespace) -> int:
 def _advise(parsed: argparse.Namespace, run: Callable[[], Any], *, title: str) -> int:
     """Profile ``run``, print the report, write it where asked."""
     for path in parsed.export:
-        format_of(path)  # before anything runs
+        check_export(path)  # before anything runs
     from fusion_advisor import advisor
 
     outcome = _Outcome(run)
@@ -276,7 +289,8 @@ def _report(parsed: argparse.Namespace) -> int:
 
         print(render_text(report, top=0, all=True, saved=parsed.file))
     elif parsed.output is None:
-        print(render(report, parsed.format).rstrip("\n"))
+        text = render(report, parsed.format)
+        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     else:
         print(f"Report written to {export_report(report, parsed.output, format=parsed.format)}")
     return _status(report, parsed)

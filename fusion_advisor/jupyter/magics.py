@@ -33,7 +33,7 @@ from fusion_advisor.jupyter.options import (
 )
 from fusion_advisor.jupyter.progress import Progress, show
 from fusion_advisor.recorder.source import forget_cells
-from fusion_advisor.report.files import format_of
+from fusion_advisor.report.files import check_export
 from fusion_advisor.report.notebook import finding_html, notebook_html
 from fusion_advisor.report.text import render_finding, render_text
 from fusion_advisor.report.view import applied_sentence
@@ -140,7 +140,7 @@ class FuseMagics(Magics):
           --top N           how many findings to show
           --all             also legal candidates that are not worth it, and every why-not
           --steps N         loop steps (optimizer steps or model calls) to record
-          --export PATH     write the report: .html, .json or .txt
+          --export PATH     write the report: .html, .md, .json, .csv, .sarif, .trace.json, .txt
           --panel           show the panel, with its buttons, below the report
           -o NAME           bind the advice object to a variable
 
@@ -150,7 +150,7 @@ class FuseMagics(Magics):
         with one_line_errors():
             options, expression = parse(line, PROFILE_OPTIONS, "%fuse_profile")
             if "export" in options:
-                format_of(str(options["export"]))  # before anything runs
+                check_export(str(options["export"]))  # before anything runs
             if options.get("panel"):
                 panel.check_possible()
             if cell is not None and expression:
@@ -390,8 +390,9 @@ class FuseMagics(Magics):
 
         Usage::
 
-          %fuse_export PATH     a name that ends in .html (one self-contained page), .json (read
-                                back without loss) or .txt
+          %fuse_export PATH     a name that ends in .html (one self-contained page), .md (for a
+                                pull request), .json (read back without loss), .csv (findings),
+                                .ops.csv, .sarif (code scanning), .trace.json (Perfetto) or .txt
           %fuse_export NAME.py  a module with the validated kernels: apply(model) puts them in
                                 place after a restart, undo(model) takes them out
         """

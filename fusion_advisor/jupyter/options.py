@@ -32,7 +32,7 @@ PROFILE_OPTIONS = (
     Option(flags=("--top",), name="top", kind="count", help="how many findings to show"),
     Option(flags=("--all",), name="all", help="also candidates that are not worth it"),
     Option(flags=("--steps",), name="steps", kind="count", help="loop steps to record"),
-    Option(flags=("--export",), name="export", kind="path", help="write .html, .json or .txt"),
+    Option(flags=("--export",), name="export", kind="path", help="write .html, .md, .json, …"),
     Option(flags=("--panel",), name="panel", help="show the widget panel below the report"),
     Option(flags=("-o",), name="output", kind="identifier", help="name to bind the advice to"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Reports made from the frozen ``Report`` record alone: text, HTML page, JSON, notebook display.
+"""Reports made from the frozen ``Report`` record alone, in the formats of ``files.FORMATS``.
 
 Every ``render_*`` function returns a string and touches no file; :func:`export_report`
 writes one, atomically.  Nothing here imports torch.

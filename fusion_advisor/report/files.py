@@ -1,85 +1,176 @@
-"""Reading and writing report files: whole or not at all."""
+"""Report formats by name and suffix, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
 
 from fusion_advisor.errors import ReportError
 from fusion_advisor.records import Report
 
-Format = Literal["html", "json", "text"]
-_SUFFIXES: dict[str, Format] = {
-    ".html": "html",
-    ".htm": "html",
-    ".json": "json",
-    ".txt": "text",
-    ".text": "text",
-}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFormat:
+    """One kind of report: ``renderer`` is ``module:function``, imported when it is used."""
+
+    name: str
+    suffixes: tuple[str, ...]
+    what: str
+    renderer: str
+
+    def render(self, report: Report) -> str:
+        """The report in this format."""
+        module, _, function = self.renderer.partition(":")
+        text: str = getattr(importlib.import_module(f"{__package__}.{module}"), function)(report)
+        return text
 
 
-def render(report: Report, format: Format) -> str:
-    """The report as ``html``, ``json`` or ``text``."""
-    if format == "html":
-        from fusion_advisor.report.html import render_html
-
-        return render_html(report)
-    if format == "json":
-        from fusion_advisor.report.json import render_json
-
-        return render_json(report)
-    if format == "text":
-        from fusion_advisor.report.text import render_text
-
-        return render_text(report, top=0, all=True) + "\n"
-    raise ReportError(f"unknown report format {format!r}: choose html, json or text")
-
-
-def format_of(path: str | Path) -> Format:
-    """The format a file name asks for; ``ReportError`` names those there are."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in _SUFFIXES:
-        raise ReportError(
-            f"cannot tell the report format from {str(path)!r}: end the name in .html, .json or "
-            f".txt"
+# The one table of formats: file names, --format, help, completion and the tests read it.
+FORMATS: Mapping[str, ReportFormat] = MappingProxyType(
+    {
+        one.name: one
+        for one in (
+            ReportFormat(
+                name="text",
+                suffixes=(".txt", ".text"),
+                what="plain text, everything",
+                renderer="text:render_whole_text",
+            ),
+            ReportFormat(
+                name="html",
+                suffixes=(".html", ".htm"),
+                what="one self-contained page",
+                renderer="html:render_html",
+            ),
+            ReportFormat(
+                name="markdown",
+                suffixes=(".md", ".markdown"),
+                what="for a pull request",
+                renderer="markdown:render_markdown",
+            ),
+            ReportFormat(
+                name="json",
+                suffixes=(".json",),
+                what="everything, read back without loss",
+                renderer="json:render_json",
+            ),
+            ReportFormat(
+                name="csv",
+                suffixes=(".csv",),
+                what="findings, one row each",
+                renderer="csv:render_findings_csv",
+            ),
+            ReportFormat(
+                name="ops-csv",
+                suffixes=(".ops.csv",),
+                what="ops, one row each",
+                renderer="csv:render_ops_csv",
+            ),
+            ReportFormat(
+                name="sarif",
+                suffixes=(".sarif", ".sarif.json"),
+                what="SARIF 2.1.0, for code scanning",
+                renderer="sarif:render_sarif",
+            ),
+            ReportFormat(
+                name="trace",
+                suffixes=(".trace.json", ".perfetto.json"),
+                what="timeline for Perfetto or chrome://tracing",
+                renderer="trace:render_trace",
+            ),
         )
-    return _SUFFIXES[suffix]
+    }
+)
 
 
-def export_report(report: Report, path: str | Path, *, format: Format | None = None) -> Path:
+def suffixes_text() -> str:
+    """The usual suffix of each format: ``.txt, .html, …``."""
+    return ", ".join(one.suffixes[0] for one in FORMATS.values())
+
+
+def render(report: Report, format: str) -> str:
+    """The report in one of ``FORMATS``, by name."""
+    if format not in FORMATS:
+        raise ReportError(f"unknown report format {format!r}: choose one of {', '.join(FORMATS)}")
+    return FORMATS[format].render(report)
+
+
+def format_of(path: str | Path) -> str:
+    """The format a file name asks for, by its longest known suffix; ``ReportError`` names all."""
+    name = Path(path).name.lower()
+    fitting = [
+        (len(suffix), one.name)
+        for one in FORMATS.values()
+        for suffix in one.suffixes
+        if name.endswith(suffix)
+    ]
+    if not fitting:
+        raise ReportError(
+            f"cannot tell the report format from {str(path)!r}: end the name in one of "
+            f"{suffixes_text()}"
+        )
+    return max(fitting)[1]
+
+
+def check_export(path: str | Path) -> None:
+    """``ReportError`` if a report cannot be written there: known before a long run, not after."""
+    format_of(path)
+    _check_folder(_expanded(path))
+
+
+def export_report(report: Report, path: str | Path, *, format: str | None = None) -> Path:
     """Write the report to ``path``; without ``format`` the suffix chooses it.
 
     The file is complete or untouched: the text is rendered first, written beside the
-    target and moved over it.  Raises ``ReportError``.
+    target and moved over it.  The folder must exist: a misspelt one is an error, not a new
+    folder.  Raises ``ReportError``.
     """
-    target = Path(path).expanduser()
+    target = _expanded(path)
     return write_atomic(target, render(report, format or format_of(target)))
+
+
+def _expanded(path: str | Path) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # the home of a user that is not known
+        raise ReportError(f"cannot write {path}: {error}".rstrip(".")) from error
+
+
+def _check_folder(target: Path) -> None:
+    folder = target.parent
+    if not os.path.isdir(folder):
+        raise ReportError(
+            f"cannot write {target}: there is no folder {folder}; make it, or choose another path"
+        )
+    if os.path.isdir(target):
+        raise ReportError(f"cannot write {target}: it is a folder; give a file name in it")
 
 
 def write_atomic(path: str | Path, text: str) -> Path:
     """Write UTF-8 ``text`` to ``path`` in one step; ``ReportError`` leaves what was there alone."""
-    target = Path(path).expanduser()
-    if target.is_symlink():
+    target = _expanded(path)
+    if os.path.islink(target):
         target = target.resolve()  # replace what the link points to, not the link
-    if target.is_dir():
-        raise ReportError(f"cannot write {target}: it is a folder; give a file name in it")
-    if target.exists() and not os.access(target, os.W_OK):
+    _check_folder(target)
+    if os.path.exists(target) and not os.access(target, os.W_OK):
         raise ReportError(f"cannot write {target}: it is read-only; choose another path")
     data = text.encode("utf-8", errors="backslashreplace")
     temporary = ""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         mode = target.stat().st_mode & 0o7777 if target.exists() else 0o666 & ~_umask()
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
         os.chmod(temporary, mode)
         os.replace(temporary, target)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
         _remove(temporary)
-        reason = error.strerror or str(error)
+        reason = getattr(error, "strerror", None) or str(error)
         raise ReportError(f"cannot write {target}: {reason}; choose another path") from error
     except BaseException:  # an interrupt: leave no half file behind
         _remove(temporary)
@@ -100,12 +191,12 @@ def _remove(temporary: str) -> None:
 
 def read_text(path: str | Path) -> str:
     """The text of a report file; ``ReportError`` says why it cannot be read."""
-    source = Path(path).expanduser()
     try:
-        return source.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"cannot read {source}: {error.strerror or error}") from error
+        return Path(path).expanduser().read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ReportError(
-            f"{source} is not a report: it is not UTF-8 text (byte {error.start})"
+            f"{path} is not a report: it is not UTF-8 text (byte {error.start})"
         ) from error
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ReportError(f"cannot read {path}: {reason}") from error

@@ -6,13 +6,14 @@ be tokenised is shown escaped and plain.
 
 from __future__ import annotations
 
+import html
 import io
 import keyword
 import tokenize
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-from fusion_advisor.report.values import escaped, printable
+from fusion_advisor.report.values import MAX_CODE, printable, shortened
 
 _BUILTIN = frozenset(
     {"range", "len", "float", "int", "bool", "tuple", "min", "max", "abs", "print"}
@@ -30,17 +31,21 @@ _STYLES = {  # readable on white and on near-black, for pages whose theme is not
 
 def highlight(source: str, *, inline: bool = False) -> str:
     """``source`` as escaped HTML; ``inline`` uses ``style=`` where no style sheet survives."""
-    text = printable(source)
+    text = printable(shortened(source, MAX_CODE))
     pieces: list[str] = []
     lines = text.splitlines(keepends=True)
     row, column = 1, 0
     wrap = _styled if inline else _classed
     for kind, start, end in _spans(text):
-        pieces.append(escaped(_between(lines, (row, column), start)))
-        pieces.append(wrap(kind, escaped(_between(lines, start, end))))
+        pieces.append(_escape(_between(lines, (row, column), start)))
+        pieces.append(wrap(kind, _escape(_between(lines, start, end))))
         row, column = end
-    pieces.append(escaped(_between(lines, (row, column), (len(lines) + 1, 0))))
+    pieces.append(_escape(_between(lines, (row, column), (len(lines) + 1, 0))))
     return "".join(pieces)
+
+
+def _escape(text: str) -> str:
+    return html.escape(text, quote=True)  # printable already, and every character is wanted
 
 
 def _classed(kind: str, text: str) -> str:

@@ -6,7 +6,7 @@ from fusion_advisor.quantities import plural, time_text
 from fusion_advisor.records import Report, ValidationResult
 from fusion_advisor.report.dataflow import dataflow_svg
 from fusion_advisor.report.highlight import highlight
-from fusion_advisor.report.values import dedented, escaped
+from fusion_advisor.report.values import escaped, excerpt
 from fusion_advisor.report.view import (
     FindingView,
     applied_sentence,
@@ -64,7 +64,7 @@ def _source(view: FindingView) -> str:
     heading = f"<h4>{escaped(view.place)}</h4>"
     if span is None or not span.text:
         return heading + f"<p><code>{escaped(view.what)}</code></p>"
-    lines = highlight(dedented(span.text)).split("\n")
+    lines = highlight(excerpt(span.text)).split("\n")
     numbered = "\n".join(
         f'<span class="no">{span.line + offset}</span>{line}' for offset, line in enumerate(lines)
     )

@@ -10,7 +10,7 @@ from fusion_advisor.quantities import percent_text, plural, time_text
 from fusion_advisor.records import Report
 from fusion_advisor.report.highlight import highlight
 from fusion_advisor.report.plots import data_uri, roofline_png, traffic_png
-from fusion_advisor.report.values import dedented, escaped
+from fusion_advisor.report.values import escaped, excerpt
 from fusion_advisor.report.view import (
     FindingView,
     applied_sentence,
@@ -131,7 +131,7 @@ def finding_fold(view: FindingView, *, opened: bool = False) -> str:
         for verdict in finding.verdicts
     )
     source = (
-        f'<pre style="{_PRE}">{highlight(dedented(finding.span.text), inline=True)}</pre>'
+        f'<pre style="{_PRE}">{highlight(excerpt(finding.span.text), inline=True)}</pre>'
         if finding.span is not None and finding.span.text
         else ""
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from fusion_advisor.records import Report
 from fusion_advisor.report.roofline import Roofline, axes, roofline
+from fusion_advisor.report.view import counted
 
 _BEFORE, _AFTER, _LINE, _INK = "#b4552d", "#1f6fb2", "#5b6770", "#1f2328"
 _SHOWN = 8  # bars beyond this are unreadable
@@ -16,7 +17,7 @@ _SHOWN = 8  # bars beyond this are unreadable
 
 def traffic_png(report: Report) -> bytes | None:
     """Memory traffic and time before and after, one pair of bars per finding; or ``None``."""
-    findings = report.findings[:_SHOWN]
+    findings = counted(report)[:_SHOWN]
     if not findings:
         return None
     figure = _figure(7.2, 0.9 + 0.42 * len(findings))

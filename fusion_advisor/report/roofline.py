@@ -47,6 +47,8 @@ def roofline(report: Report) -> Roofline | None:
         return None
     points = []
     for finding in report.findings:
+        if finding.ignored:
+            continue
         estimate = finding.estimate
         for fused, moved, us in (
             (False, estimate.bytes_before, estimate.time_before_us),

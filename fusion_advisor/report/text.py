@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fusion_advisor.quantities import bytes_text, percent_text, plural, time_text
 from fusion_advisor.records import Report
-from fusion_advisor.report.values import one_line, printable
+from fusion_advisor.report.values import MAX_CODE, excerpt, one_line, printable, shortened
 from fusion_advisor.report.view import (
     FindingView,
     applied_sentence,
@@ -36,13 +36,14 @@ def render_text(
     summary = summarize(report)
     views = finding_views(report)
     shown = views if top <= 0 else views[:top]
+    told = [view for view in shown if all or not view.finding.ignored]
     blocks = [
         "\n".join([one_line(report.capture.title or "Fusion report"), *_wrapped(summary.headline)]),
         "\n".join(_facts(summary.facts)),
     ]
     if shown:
         blocks.append(_findings_table(shown))
-        blocks.extend(_finding(view, saved) for view in shown)
+        blocks.extend(_finding(view, saved) for view in told)
     if len(shown) < len(views):
         blocks.append(f"{plural(len(views) - len(shown), 'more finding')}: use --top {len(views)}.")
     if report.applied:
@@ -51,6 +52,11 @@ def render_text(
     if summary.warnings:
         blocks.append("\n".join(_bullets(summary.warnings, title="Notes")))
     return "\n\n".join(block for block in blocks if block)
+
+
+def render_whole_text(report: Report) -> str:
+    """Everything, as a file."""
+    return render_text(report, top=0, all=True) + "\n"
 
 
 def render_finding(report: Report, finding_id: str, *, kernel: bool = True) -> str:
@@ -67,7 +73,7 @@ def render_finding(report: Report, finding_id: str, *, kernel: bool = True) -> s
     for fix in view.fixes:
         lines.extend(f"Refused ({one_line(b.code)}): {one_line(b.message)}" for b in fix.blockers)
     if kernel and view.kernel is not None:
-        lines.append(printable(view.kernel.text).rstrip())
+        lines.append(printable(shortened(view.kernel.text, MAX_CODE)).rstrip())
     return "\n\n".join(line for line in lines if line)
 
 
@@ -104,10 +110,10 @@ def _finding(view: FindingView, saved: str | None = None) -> str:
     lines = [f"{view.id}  {one_line(finding.title)}  [{one_line(finding.rule)}]"]
     lines.append(f"    where   {view.place}")
     if finding.span is not None and finding.span.text:
-        excerpt = textwrap.dedent(printable(finding.span.text)).splitlines()
-        lines.extend(f"            {line}" for line in excerpt[:6])
-        if len(excerpt) > 6:
-            lines.append(f"            … {len(excerpt) - 6} more lines")
+        source = excerpt(finding.span.text).splitlines()
+        lines.extend(f"            {line}" for line in source[:6])
+        if len(source) > 6:
+            lines.append(f"            … {len(source) - 6} more lines")
     lines.append(f"    what    {view.what}")
     lines.append(
         f"    gain    {view.saving} ({view.share} of the run; {view.saving_range}), memory traffic "

@@ -5,11 +5,26 @@ from __future__ import annotations
 import html
 import unicodedata
 
+# A name of a million characters is no name: what is shown is cut here, the JSON keeps it whole.
+MAX_SHOWN = 2_000  # characters of a sentence or an expression
+MAX_NAME = 120  # characters of a name among others
+MAX_CODE = 200_000  # characters of a kernel's text
+
 
 def op_text(op: str) -> str:
     """The short name of an overload: ``aten.add.Tensor`` → ``add``."""
-    parts = op.split(".")
-    return printable(parts[1] if len(parts) > 1 else op)
+    parts = op.split(".", 2)
+    return name_text(parts[1] if len(parts) > 1 else op)
+
+
+def name_text(name: str) -> str:
+    """A name among others, on one line."""
+    return one_line(name, MAX_NAME)
+
+
+def shortened(text: str, width: int = MAX_SHOWN) -> str:
+    """At most ``width`` characters, the last an ellipsis where some are left out."""
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def printable(text: str) -> str:
@@ -36,15 +51,20 @@ def _escape(character: str) -> str:
     )
 
 
-def one_line(text: str, width: int = 0) -> str:
-    """Printable text on one line, shortened with an ellipsis to ``width`` characters if given."""
-    flat = " ".join(printable(text).split())
-    return flat if not width or len(flat) <= width else flat[: width - 1] + "…"
+def one_line(text: str, width: int = MAX_SHOWN) -> str:
+    """Printable text on one line, shortened with an ellipsis to ``width`` characters."""
+    # Spaces that fall away make room: look a little further than what is shown.
+    return shortened(" ".join(printable(text[: 4 * width]).split()), width)
 
 
-def escaped(text: object) -> str:
-    """Text for HTML content or a quoted attribute."""
-    return html.escape(printable(str(text)), quote=True)
+def escaped(text: object, width: int = MAX_SHOWN) -> str:
+    """Text for HTML content or a quoted attribute, of at most ``width`` characters."""
+    return html.escape(shortened(printable(str(text)[: width + 1]), width), quote=True)
+
+
+def excerpt(text: str) -> str:
+    """Source text to be shown: printable, without common indentation, shortened."""
+    return printable(shortened(dedented(shortened(text))))
 
 
 def dedented(text: str) -> str:

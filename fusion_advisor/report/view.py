@@ -31,7 +31,7 @@ from fusion_advisor.records import (
     ValidationResult,
     Verdict,
 )
-from fusion_advisor.report.values import one_line, op_text
+from fusion_advisor.report.values import name_text, one_line, op_text
 
 MAX_NAMED_OPS = 8  # a longer chain is told by its ends
 
@@ -102,6 +102,8 @@ class FindingView:
         """One or two words: how far this finding has come."""
         if self.in_place:
             return "in place"
+        if self.finding.ignored:
+            return "ignored"
         if self.applied is not None:
             return "not applied" if self.applied.reason.startswith("not applied") else "taken out"
         if self.validation is not None:
@@ -150,7 +152,9 @@ class FindingView:
 
 
 def finding_views(report: Report) -> tuple[FindingView, ...]:
-    """All findings, best first, with kernel, validation, fixes and last application."""
+    """All findings with kernel, validation, fixes and last application: best first, then those
+    that a comment ignores.
+    """
     nodes = {node.id: node for node in report.capture.graph.nodes}
     kernels, validations = dict(report.kernels), dict(report.validations)
     fixes = dict(report.fixes)
@@ -166,15 +170,25 @@ def finding_views(report: Report) -> tuple[FindingView, ...]:
             fixes=fixes.get(finding.id, ()),
             applied=applied.get(finding.id),
         )
-        for rank, finding in enumerate(report.findings, start=1)
+        for rank, finding in enumerate((*counted(report), *ignored(report)), start=1)
     )
+
+
+def counted(report: Report) -> tuple[Finding, ...]:
+    """The findings that headline and sums are about."""
+    return tuple(finding for finding in report.findings if not finding.ignored)
+
+
+def ignored(report: Report) -> tuple[Finding, ...]:
+    """The findings that a ``# fuse: ignore`` comment stands at."""
+    return tuple(finding for finding in report.findings if finding.ignored)
 
 
 def _op_names(finding: Finding, nodes: dict[str, OpNode]) -> tuple[str, ...]:
     if not finding.occurrences:
         return ()
     shown = finding.occurrences[0].nodes
-    return tuple(op_text(nodes[node].op) if node in nodes else one_line(node) for node in shown)
+    return tuple(op_text(nodes[node].op) if node in nodes else name_text(node) for node in shown)
 
 
 def place_text(span: SourceSpan | None) -> str:
@@ -186,9 +200,9 @@ def place_text(span: SourceSpan | None) -> str:
         place = f"In [{number}], line {span.line}"
     else:
         name = span.file.replace("\\", "/").rsplit("/", 1)[-1]
-        place = f"{one_line(name)}:{span.line}"
+        place = f"{name_text(name)}:{span.line}"
     if span.function and span.function != "<module>":
-        place += f" in {one_line(span.function)}"
+        place += f" in {name_text(span.function)}"
     return place + (" (installed package)" if span.installed else "")
 
 
@@ -287,14 +301,26 @@ def headline(report: Report) -> str:
     if not report.findings:
         reason = one_line(report.nothing) or "no group of ops would get faster."
         return f"Nothing worth fusing{where}: {reason}"
-    saved = sum(finding.estimate.saved_mid_us for finding in report.findings)
-    places = plural(len(report.findings), "place")
+    findings = counted(report)
+    if not findings:
+        return f"Nothing left to fuse{where}: {ignored_sentence(report)}."
+    saved = sum(finding.estimate.saved_mid_us for finding in findings)
+    places = plural(len(findings), "place")
     text = f"Fusing {places} would save about {time_text(saved)}"
     run_us = run_time_us(report)
     if run_us > 0:
         text += f" of {time_text(run_us)}"
         return f"{text} per run{where} ({percent_text(min(1.0, saved / run_us))})"
     return f"{text} per run{where}"
+
+
+def ignored_sentence(report: Report) -> str:
+    """How much comments ignore; empty where they ignore nothing."""
+    left = ignored(report)
+    if not left:
+        return ""
+    saved = time_text(sum(finding.estimate.saved_mid_us for finding in left))
+    return f"{plural(len(left), 'finding')} ignored by comments, which would save {saved}"
 
 
 def run_time_us(report: Report) -> float:
@@ -347,6 +373,9 @@ def _facts(report: Report) -> list[tuple[str, str, str]]:
             + (f"; in fused groups: {ratios}" if ratios else ""),
         )
     )
+    if ignored(report):
+        left = plural(len(ignored(report)), "finding")
+        facts.append(("Ignored", left, "by # fuse: ignore comments; not in the sums"))
     facts.append(("Recording", proof_word(capture), one_line(capture.proof.message)))
     return facts
 

@@ -119,7 +119,8 @@ def test_interrupt_ends_with_the_shells_status(advisor, tmp_path, capsys):
         (["profile", "no_such_module_here:f"], "no module 'no_such_module_here'"),
         (["profile", "json:nothing"], "json has no 'nothing'"),
         (["profile", "json:__name__"], "is a str, not a function"),
-        (["run", "OK", "--export", "r.docx"], "end the name in .html"),
+        (["run", "OK", "--export", "r.docx"], "end the name in one of .txt, .html"),
+        (["run", "OK", "--export", "no_such_folder/r.html"], "there is no folder no_such_folder"),
         (["report", "no.json"], "cannot read no.json"),
         (["report", "BROKEN"], "BROKEN: "),
         (["kernel", "SAVED", "F9"], "no finding 'F9' (there are: F1, F2, F3)"),
@@ -273,7 +274,13 @@ def test_doctor_tells_what_is_missing_and_how_to_install_it(monkeypatch):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_names_every_command_and_option(shell):
     text = completion_script(build_parser(), shell)
-    for word in ("run", "explain", "fail-on-findings", "cpu cuda both", "text html json"):
+    for word in (
+        "run",
+        "explain",
+        "fail-on-findings",
+        "cpu cuda both",
+        "text html markdown json csv ops-csv sarif trace",
+    ):
         assert word in text
 
 

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from report_fixture import HOSTILE, empty_report, rich_report
 
 from fusion_advisor.records import Report
 from fusion_advisor.report import (
+    export_report,
     finding_html,
     notebook_html,
     render_finding,
@@ -24,6 +24,7 @@ from fusion_advisor.report import (
     render_text,
 )
 from fusion_advisor.report.dataflow import dataflow_svg, trip_after, trips_before
+from fusion_advisor.report.files import FORMATS
 from fusion_advisor.report.roofline import roofline, roofline_svg
 from fusion_advisor.report.view import finding_views, headline, time_by_kind
 
@@ -215,26 +216,31 @@ def test_page_shows_every_part(report):
 
 
 def test_same_report_same_bytes_whatever_the_hash_seed(tmp_path):
+    """One saved report, every format and the notebook display, in two processes."""
+    saved = export_report(rich_report(), tmp_path / "saved.json")
     code = (
-        "import sys, hashlib; sys.path.insert(0, sys.argv[1])\n"
-        "from report_fixture import rich_report\n"
-        "from fusion_advisor.report import render_html, notebook_html, render_text, render_json\n"
-        "r = rich_report()\n"
-        "for f in (render_html, notebook_html, render_text, render_json):\n"
-        "    print(hashlib.sha256(f(r).encode()).hexdigest())\n"
+        "import sys\n"
+        "from fusion_advisor.report import notebook_html, read_text\n"
+        "from fusion_advisor.report.files import FORMATS, export_report\n"
+        "from fusion_advisor.serialize import load_report\n"
+        "report = load_report(read_text(sys.argv[1]))\n"
+        "for one in FORMATS.values():\n"
+        "    export_report(report, f'{sys.argv[2]}/r{one.suffixes[0]}')\n"
         "assert 'torch' not in sys.modules\n"
+        "open(f'{sys.argv[2]}/display', 'w').write(notebook_html(report))\n"
     )
-    outputs = {
+    for seed in ("1", "2"):
+        (tmp_path / seed).mkdir()
         subprocess.run(
-            [sys.executable, "-c", code, str(Path(__file__).parent)],
+            [sys.executable, "-c", code, str(saved), str(tmp_path / seed)],
             env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
             check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(outputs) == 1
+        )
+    names = sorted(path.name for path in (tmp_path / "1").iterdir())
+    assert len(names) == len(FORMATS) + 1
+    for name in names:
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes(), name
+    assert (tmp_path / "1" / "r.json").read_bytes() == saved.read_bytes()
 
 
 def test_notebook_display_survives_an_untrusted_reopen(report):

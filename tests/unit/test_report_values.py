@@ -13,8 +13,9 @@ from report_fixture import KERNEL_TEXT, rich_report
 from fusion_advisor.errors import ReportError
 from fusion_advisor.quantities import bytes_text, percent_text, plural, time_text, times_text
 from fusion_advisor.report import export_report, read_text, write_atomic
+from fusion_advisor.report.files import check_export, format_of
 from fusion_advisor.report.highlight import highlight
-from fusion_advisor.report.values import dedented, one_line, printable
+from fusion_advisor.report.values import dedented, one_line, op_text, printable
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,8 @@ def test_printable_keeps_letters_and_shows_controls():
     assert printable("\x1b[0m\u202e\ud800\x00\u2028") == "\\x1b[0m\\u202e\\ud800\\x00\\u2028"
     assert one_line("a\n  b", 3) == "a b"
     assert one_line("abcdef", 4) == "abc…"
+    assert len(one_line("x " * 600_000)) == 2_000
+    assert len(op_text("aten." + "x" * 1_000_000)) == 120
     assert dedented("    a\n      b\n") == "a\n  b"
 
 
@@ -103,11 +106,53 @@ def test_highlighting_knows_its_tokens():
 def test_suffix_chooses_the_format(tmp_path):
     report = rich_report()
     assert export_report(report, tmp_path / "r.HTML").read_text().startswith("<!DOCTYPE html>")
-    assert export_report(report, tmp_path / "new" / "r.json").read_text().startswith("{")
     assert "Fusing 3 places" in export_report(report, tmp_path / "r.txt").read_text()
-    with pytest.raises(ReportError, match=r"end the name in \.html"):
+    with pytest.raises(ReportError, match=r"end the name in one of \.txt, \.html, \.md, \.json"):
         export_report(report, tmp_path / "r.pdf")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "r.HTML", "r.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.HTML", "r.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("r.json", "json"),
+        ("r.trace.json", "trace"),
+        ("R.PERFETTO.JSON", "trace"),
+        ("r.sarif", "sarif"),
+        ("r.sarif.json", "sarif"),
+        ("r.csv", "csv"),
+        ("my.ops.csv", "ops-csv"),
+        ("ops.csv", "csv"),  # a name, not a suffix
+        ("trace.json", "json"),
+        ("r.md", "markdown"),
+    ],
+)
+def test_the_longest_known_suffix_counts(name, format):
+    assert format_of(name) == format
+
+
+def test_a_misspelt_folder_is_an_error_and_is_not_made(tmp_path):
+    target = tmp_path / "biuld" / "r.json"
+    for write in (
+        lambda: check_export(target),
+        lambda: export_report(rich_report(), target),
+        lambda: write_atomic(target, "x"),
+    ):
+        with pytest.raises(ReportError, match=r"there is no folder \S+/biuld; make it, or choose"):
+            write()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "d.html").mkdir()
+    with pytest.raises(ReportError, match="it is a folder"):
+        check_export(tmp_path / "d.html")
+
+
+@pytest.mark.parametrize("name", ["a\0b.json", "x" * 300 + ".json", "~nobody-of-that-name/r.json"])
+def test_a_name_no_file_can_have_is_an_error_of_ours(tmp_path, name):
+    with pytest.raises(ReportError, match="cannot write"):
+        write_atomic(name if name.startswith("~") else tmp_path / name, "x")
+    with pytest.raises(ReportError, match="cannot read"):
+        read_text(name if name.startswith("~") else tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
