@@ -188,7 +188,7 @@ def test_options_reach_the_advisor_and_the_namespace(loaded, advisor, tmp_path):
         ("%fuse_profile --nope x", "unknown option --nope"),
         ("%fuse_profile --top zero x", "--top needs a whole number"),
         ("%fuse_profile --target tpu x", "--target is one of cpu, cuda, both"),
-        ("%fuse_profile --export report.docx x", "end the name in .html, .json or .txt"),
+        ("%fuse_profile --export report.docx x", "end the name in one of .txt, .html, .md, .json"),
         ("%fuse_profile -o 1x x", "-o needs a variable name"),
         ("%fuse_profile --steps", "--steps needs a value"),
         ("%fuse_profile", "no call of a model in this session"),
