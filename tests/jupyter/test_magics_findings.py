@@ -67,7 +67,7 @@ def test_unknown_and_missing_findings_are_named(profiled, loaded, capsys):
         ("%fuse_apply F1 --where moon", "--where is one of function, module, file"),
         ("%fuse_show 'F1", "No closing quotation"),
         ("%fuse_export", "needs one file name"),
-        ("%fuse_export x.docx", "end the name in .html, .json or .txt"),
+        ("%fuse_export x.docx", "end the name in one of .txt, .html, .md, .json"),
     ):
         capsys.readouterr()
         assert not profiled.run_cell(line).success
