@@ -9,7 +9,7 @@ let region: HTMLElement | null = null;
 export function announce(message: string): void {
   if (!region || !region.isConnected) {
     region = document.createElement('div');
-    region.className = 'fa-visually-hidden';
+    region.className = 'fusion-visually-hidden';
     region.setAttribute('role', 'status');
     region.setAttribute('aria-live', 'polite');
     document.body.append(region);

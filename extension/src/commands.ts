@@ -95,6 +95,7 @@ export function addCommands(options: ICommandsOptions): void {
     return options.actions.exportTo(current.open, `${stem}_fusion.html`);
   });
   addPageCommands(options);
+  notebooks.currentChanged.connect(() => app.commands.notifyCommandChanged());
 }
 
 function addProfile({ app, notebooks, screen, palette }: ICommandsOptions): void {
@@ -128,7 +129,7 @@ function addPageCommands(options: ICommandsOptions): void {
     caption: 'Show the side panel with the findings of all open notebooks',
     execute: () => {
       app.shell.activateById(PANEL_ID);
-      document.querySelector<HTMLInputElement>(`#${PANEL_ID} .fa-filter`)?.focus();
+      document.querySelector<HTMLInputElement>(`#${PANEL_ID} .fusion-filter`)?.focus();
     }
   });
   // An entry of the menu of actions; it names its finding.

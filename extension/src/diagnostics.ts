@@ -135,7 +135,7 @@ function diagnostic(
     to: span?.to ?? 0,
     severity: finding.fusable ? 'warning' : 'info',
     source: `Fusion Advisor ${finding.rule}`,
-    markClass: 'fa-mark',
+    markClass: 'fusion-mark',
     message: `${label(finding)}. ${figures(finding)}`,
     renderMessage: () => message(finding),
     actions: finding.actions
@@ -154,7 +154,7 @@ function remainder(entries: readonly IShownFinding[], handlers: IMarkHandlers): 
     to: span?.to ?? 0,
     severity: 'info',
     source: 'Fusion Advisor',
-    markClass: 'fa-mark',
+    markClass: 'fusion-mark',
     message: `${entries.length} more findings here.`,
     actions: [{ name: 'Show all in the panel', apply: () => handlers.showPanel() }]
   };
@@ -163,7 +163,7 @@ function remainder(entries: readonly IShownFinding[], handlers: IMarkHandlers): 
 /** The tooltip's text. Built from text nodes: names come from people's code. */
 function message(finding: IFinding): Node {
   const box = document.createElement('div');
-  box.className = 'fa-tooltip';
+  box.className = 'fusion-tooltip';
   const add = (className: string, content: string): void => {
     if (content) {
       const line = document.createElement('div');
@@ -172,11 +172,11 @@ function message(finding: IFinding): Node {
       box.append(line);
     }
   };
-  add('fa-tooltip-title', label(finding));
-  add('fa-tooltip-figures', figures(finding));
-  add('fa-tooltip-where', whereInside(finding));
-  add('fa-tooltip-message', finding.message === finding.title ? '' : finding.message);
-  add('fa-tooltip-reason', finding.fusable ? '' : finding.reason);
+  add('fusion-tooltip-title', label(finding));
+  add('fusion-tooltip-figures', figures(finding));
+  add('fusion-tooltip-where', whereInside(finding));
+  add('fusion-tooltip-message', finding.message === finding.title ? '' : finding.message);
+  add('fusion-tooltip-reason', finding.fusable ? '' : finding.reason);
   return box;
 }
 

@@ -57,7 +57,7 @@ function activate(
   const actions = new Actions({ app, store, notebooks, screen, hasTabs: labShell !== null });
   addCommands({ app, store, notebooks, actions, settings, screen, palette });
 
-  const panel = new FindingsPanel(store, notebooks, tracker, {
+  const panel = new FindingsPanel(store, notebooks, {
     jump: (notebook, finding) => void actions.jump(notebook, finding),
     act: (notebook, finding, action) => void actions.act(notebook, finding, action),
     review: (notebook, finding) => void actions.review(notebook, finding),

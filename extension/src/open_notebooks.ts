@@ -4,6 +4,7 @@
  */
 
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import { ISignal, Signal } from '@lumino/signaling';
 import { FusedCells } from './fused_cells';
 import { KernelLink } from './link';
 import type { ISettings } from './protocol';
@@ -22,6 +23,8 @@ export interface IOpenNotebook {
 export class OpenNotebooks {
   private readonly _open = new Map<SharedNotebook, IOpenNotebook>();
 
+  private readonly _currentChanged = new Signal<this, void>(this);
+
   constructor(
     private readonly _tracker: INotebookTracker,
     private readonly _store: FindingsStore,
@@ -29,6 +32,13 @@ export class OpenNotebooks {
   ) {
     _tracker.widgetAdded.connect((_, panel) => this._add(panel));
     _tracker.forEach(panel => this._add(panel));
+    _tracker.currentChanged.connect(() => this._currentChanged.emit());
+    _tracker.activeCellChanged.connect(() => this._currentChanged.emit());
+  }
+
+  /** Another notebook or cell is in front, or the one in front has become ready. */
+  get currentChanged(): ISignal<this, void> {
+    return this._currentChanged;
   }
 
   get all(): IOpenNotebook[] {
@@ -67,6 +77,7 @@ export class OpenNotebooks {
     const known = this._open.get(notebook);
     const open = known ?? this._create(panel, notebook);
     open.panels.add(panel);
+    this._currentChanged.emit();
     panel.disposed.connect(() => {
       open.panels.delete(panel);
       if (open.panels.size === 0) {

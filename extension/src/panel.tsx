@@ -1,7 +1,6 @@
 /** The side panel: draws the findings view whenever the store or the notebook in front changes. */
 
 import { ReactWidget } from '@jupyterlab/apputils';
-import type { INotebookTracker } from '@jupyterlab/notebook';
 import type { Message } from '@lumino/messaging';
 import * as React from 'react';
 import { fusionIcon } from './icon';
@@ -18,18 +17,17 @@ export class FindingsPanel extends ReactWidget {
   constructor(
     private readonly _store: FindingsStore,
     private readonly _notebooks: OpenNotebooks,
-    tracker: INotebookTracker,
     private readonly _handlers: IPanelHandlers
   ) {
     super();
     this.id = PANEL_ID;
     this.title.icon = fusionIcon;
     this.title.caption = 'Fusion Advisor';
-    this.addClass('fa-panel');
+    this.addClass('fusion-panel');
     this.node.setAttribute('role', 'region');
     this.node.setAttribute('aria-label', 'Fusion Advisor findings');
     _store.changed.connect(this._redraw, this);
-    tracker.currentChanged.connect(this._redraw, this);
+    _notebooks.currentChanged.connect(this._redraw, this);
   }
 
   protected override onAfterShow(message: Message): void {

@@ -10,7 +10,7 @@ let count = 0;
 export class ReportFrame extends Widget {
   constructor(title: string, html: string) {
     super();
-    this.addClass('fa-report');
+    this.addClass('fusion-report');
     const frame = document.createElement('iframe');
     // No allow-same-origin: the page's texts come from people's code, and a script in it must
     // not reach the notebook server with the person's rights.
@@ -39,8 +39,8 @@ export function showReport(
       buttons: [Dialog.cancelButton({ label: 'Close' })],
       hasClose: true
     });
-    dialog.addClass('fa-dialog');
-    dialog.addClass('fa-dialog-wide');
+    dialog.addClass('fusion-dialog');
+    dialog.addClass('fusion-dialog-wide');
     void dialog.launch();
     return;
   }

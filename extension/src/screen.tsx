@@ -33,7 +33,7 @@ class JobBody extends ReactWidget {
     private readonly _source: IJobSource
   ) {
     super();
-    this.addClass('fa-dialog-body');
+    this.addClass('fusion-dialog-body');
     this._unfollow = _source.follow(() => this.update());
   }
 
@@ -59,7 +59,7 @@ class JobBody extends ReactWidget {
 
 function body(element: JSX.Element): Widget {
   const widget = ReactWidget.create(element);
-  widget.addClass('fa-dialog-body');
+  widget.addClass('fusion-dialog-body');
   return widget;
 }
 
@@ -70,9 +70,9 @@ async function show(
   wide: boolean
 ): Promise<boolean> {
   const dialog = new Dialog({ title, body: content, buttons, hasClose: true });
-  dialog.addClass('fa-dialog');
+  dialog.addClass('fusion-dialog');
   if (wide) {
-    dialog.addClass('fa-dialog-wide');
+    dialog.addClass('fusion-dialog-wide');
   }
   const result = await dialog.launch();
   return result.button.accept;
@@ -111,7 +111,7 @@ export class Screen implements IFuseScreen {
       ],
       hasClose: false
     });
-    dialog.addClass('fa-dialog');
+    dialog.addClass('fusion-dialog');
     let byPerson = true;
     void ended.then(() => {
       byPerson = false;
@@ -139,8 +139,8 @@ export class Screen implements IFuseScreen {
   refuse(title: string, message: string, ended?: RequestEnded): void {
     announce(message);
     const element = (
-      <div className="fa-proposal">
-        <p className="fa-verdict">{message}</p>
+      <div className="fusion-proposal">
+        <p className="fusion-verdict">{message}</p>
         <RungTable rungs={ended?.rungs ?? []} />
       </div>
     );
@@ -159,8 +159,8 @@ export class Screen implements IFuseScreen {
   /** A rule's page; JupyterLab's renderer sanitises it. */
   async markdown(title: string, markdown: string): Promise<void> {
     const panel = new Panel();
-    panel.addClass('fa-dialog-body');
-    panel.addClass('fa-rule-page');
+    panel.addClass('fusion-dialog-body');
+    panel.addClass('fusion-rule-page');
     panel.node.tabIndex = 0;
     if (this._rendermime) {
       const renderer = this._rendermime.createRenderer('text/markdown');

@@ -13,16 +13,16 @@ export interface IDetails {
 
 export function DetailsView({ details }: { details: IDetails }): JSX.Element {
   return (
-    <div className="fa-proposal">
+    <div className="fusion-proposal">
       {details.text ? (
-        <pre className="fa-text" tabIndex={0} role="region" aria-label="Finding">
+        <pre className="fusion-text" tabIndex={0} role="region" aria-label="Finding">
           {details.text}
         </pre>
       ) : null}
       {details.why_not.length > 0 ? (
         <>
           <h4>Why not</h4>
-          <ul className="fa-why-not">
+          <ul className="fusion-why-not">
             {details.why_not.map((reason, index) => (
               <li key={index}>
                 <code>{reason.code}</code> {reason.message}
@@ -33,7 +33,7 @@ export function DetailsView({ details }: { details: IDetails }): JSX.Element {
       ) : null}
       <RungTable rungs={details.rungs} />
       {details.kernel ? (
-        <details className="fa-kernel">
+        <details className="fusion-kernel">
           <summary>Text of the kernel</summary>
           <pre tabIndex={0}>{details.kernel}</pre>
         </details>

@@ -56,12 +56,12 @@ const STATE_LABELS = {
 function Headline({ profile }: { profile: IProfile }): JSX.Element {
   const title = profile.title || 'Profiled run';
   return (
-    <div className="fa-headline">
-      <div className="fa-headline-title">
-        {title} <span className="fa-quiet">{microseconds(profile.wall_us)}</span>
+    <div className="fusion-headline">
+      <div className="fusion-headline-title">
+        {title} <span className="fusion-quiet">{microseconds(profile.wall_us)}</span>
       </div>
       {profile.nothing ? (
-        <div className="fa-nothing">{`Nothing worth fusing: ${profile.nothing}`}</div>
+        <div className="fusion-nothing">{`Nothing worth fusing: ${profile.nothing}`}</div>
       ) : (
         <dl>
           <div>
@@ -98,34 +98,34 @@ function FindingItem({ notebook, entry, hasProposal, handlers }: IFindingProps):
   const name = label(finding);
   const inside = whereInside(finding);
   return (
-    <li className="fa-finding" data-finding={finding.id} data-state={state}>
-      <div className="fa-finding-head">
+    <li className="fusion-finding" data-finding={finding.id} data-state={state}>
+      <div className="fusion-finding-head">
         <button
           type="button"
-          className="fa-jump"
+          className="fusion-jump"
           disabled={!entry.span}
           title={entry.span ? 'Go to the expression' : 'The expression is not in the notebook'}
           onClick={() => handlers.jump(notebook, finding)}
         >
           {name}
         </button>
-        <span className={`fa-badge fa-badge-${state}`}>{STATE_LABELS[state]}</span>
+        <span className={`fusion-badge fusion-badge-${state}`}>{STATE_LABELS[state]}</span>
       </div>
-      <div className="fa-figures">{figures(finding)}</div>
-      {inside ? <div className="fa-where">{inside}</div> : null}
-      {finding.mark ? <code className="fa-code">{finding.mark.text}</code> : null}
+      <div className="fusion-figures">{figures(finding)}</div>
+      {inside ? <div className="fusion-where">{inside}</div> : null}
+      {finding.mark ? <code className="fusion-code">{finding.mark.text}</code> : null}
       {finding.message && finding.message !== name ? (
-        <div className="fa-message">{finding.message}</div>
+        <div className="fusion-message">{finding.message}</div>
       ) : null}
-      {reason ? <div className="fa-reason">{reason}</div> : null}
+      {reason ? <div className="fusion-reason">{reason}</div> : null}
       {!finding.fusable && finding.reason ? (
-        <div className="fa-reason">{`No kernel: ${finding.reason}`}</div>
+        <div className="fusion-reason">{`No kernel: ${finding.reason}`}</div>
       ) : null}
-      <div className="fa-buttons" role="group" aria-label={`Actions for ${finding.id}`}>
+      <div className="fusion-buttons" role="group" aria-label={`Actions for ${finding.id}`}>
         {hasProposal ? (
           <button
             type="button"
-            className="fa-button fa-button-main"
+            className="fusion-button fusion-button-main"
             onClick={() => handlers.review(notebook, finding)}
           >
             Review the fused cell
@@ -136,7 +136,7 @@ function FindingItem({ notebook, entry, hasProposal, handlers }: IFindingProps):
             type="button"
             key={action}
             data-action={action}
-            className={action === 'fuse' ? 'fa-button fa-button-main' : 'fa-button'}
+            className={action === 'fuse' ? 'fusion-button fusion-button-main' : 'fusion-button'}
             onClick={() => handlers.act(notebook, finding, action)}
           >
             {actionLabel(action)}
@@ -145,7 +145,7 @@ function FindingItem({ notebook, entry, hasProposal, handlers }: IFindingProps):
         {state === 'applied' ? (
           <button
             type="button"
-            className="fa-button"
+            className="fusion-button"
             data-action="measure"
             onClick={() => handlers.measure(notebook, finding)}
           >
@@ -154,7 +154,7 @@ function FindingItem({ notebook, entry, hasProposal, handlers }: IFindingProps):
         ) : null}
         <button
           type="button"
-          className="fa-button"
+          className="fusion-button"
           data-action="details"
           onClick={() => handlers.details(notebook, finding)}
         >
@@ -176,15 +176,15 @@ function Jobs({
     return null;
   }
   return (
-    <ul className="fa-jobs" aria-label="Running jobs">
+    <ul className="fusion-jobs" aria-label="Running jobs">
       {jobs.map(job => (
         <li key={job.req}>
-          <div className="fa-job-head">
+          <div className="fusion-job-head">
             <span>{job.label}</span>
             {job.cancellable ? (
               <button
                 type="button"
-                className="fa-button"
+                className="fusion-button"
                 disabled={job.phase === 'cancelling'}
                 onClick={() => onCancel(job.req)}
               >
@@ -222,16 +222,18 @@ function NotebookSection({ group, total, handlers }: INotebookProps): JSX.Elemen
   const listed = all ? shown : shown.slice(0, SHOWN_AT_FIRST);
   const empty = emptyLine(state);
   return (
-    <section className="fa-notebook" aria-label={state.title}>
-      <header className="fa-notebook-head">
+    <section className="fusion-notebook" aria-label={state.title}>
+      <header className="fusion-notebook-head">
         <h3>{state.title}</h3>
-        <span className={`fa-link fa-link-${state.link.replace(' ', '-')}`}>
+        <span className={`fusion-link fusion-link-${state.link.replace(' ', '-')}`}>
           {LINK_LABELS[state.link]}
         </span>
       </header>
-      {state.linkMessage ? <div className="fa-link-message">{state.linkMessage}</div> : null}
+      {state.linkMessage ? <div className="fusion-link-message">{state.linkMessage}</div> : null}
       {state.notice ? (
-        <div className={state.notice.isError ? 'fa-notice fa-notice-error' : 'fa-notice'}>
+        <div
+          className={state.notice.isError ? 'fusion-notice fusion-notice-error' : 'fusion-notice'}
+        >
           {state.notice.isError ? <strong>Problem: </strong> : null}
           {state.notice.text}
         </div>
@@ -240,16 +242,16 @@ function NotebookSection({ group, total, handlers }: INotebookProps): JSX.Elemen
       {state.profiles.map(profile => (
         <Headline key={profile.advice} profile={profile} />
       ))}
-      {empty ? <div className="fa-empty">{empty}</div> : null}
+      {empty ? <div className="fusion-empty">{empty}</div> : null}
       {state.profiles.length > 0 ? (
-        <div className="fa-count">
+        <div className="fusion-count">
           <span>{countLine(total, shown.length)}</span>
-          <button type="button" className="fa-button" onClick={() => handlers.report(notebook)}>
+          <button type="button" className="fusion-button" onClick={() => handlers.report(notebook)}>
             Open report
           </button>
         </div>
       ) : null}
-      <ul className="fa-findings">
+      <ul className="fusion-findings">
         {listed.map(entry => (
           <FindingItem
             key={`${entry.finding.advice}:${entry.finding.id}`}
@@ -261,7 +263,7 @@ function NotebookSection({ group, total, handlers }: INotebookProps): JSX.Elemen
         ))}
       </ul>
       {listed.length < shown.length ? (
-        <button type="button" className="fa-button" onClick={() => setAll(true)}>
+        <button type="button" className="fusion-button" onClick={() => setAll(true)}>
           {`Show ${shown.length - listed.length} more`}
         </button>
       ) : null}
@@ -274,18 +276,18 @@ export function FindingsView({ groups, current, handlers }: IPanelProps): JSX.El
   const shown = grouped(groups, filter, current);
   const totals = new Map(groups.map(group => [group.key, group.shown.length]));
   return (
-    <div className="fa-findings-view">
-      <div className="fa-search">
+    <div className="fusion-findings-view">
+      <div className="fusion-search">
         <input
           type="search"
-          className="fa-filter"
+          className="fusion-filter"
           aria-label="Filter findings"
           placeholder="Filter: rule, text, file, state"
           value={filter}
           onChange={event => setFilter(event.target.value)}
         />
       </div>
-      {groups.length === 0 ? <div className="fa-empty">No notebook is open.</div> : null}
+      {groups.length === 0 ? <div className="fusion-empty">No notebook is open.</div> : null}
       {shown.map(group => (
         <NotebookSection
           key={group.id}

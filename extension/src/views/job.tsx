@@ -21,9 +21,9 @@ export function JobView({ job, allStages }: { job: IJob; allStages: boolean }): 
   const present = job.stages[job.stages.length - 1];
   const past = allStages ? job.stages.slice(0, -1) : [];
   return (
-    <div className="fa-job" data-phase={job.phase}>
+    <div className="fusion-job" data-phase={job.phase}>
       {past.length > 0 ? (
-        <ul className="fa-stages">
+        <ul className="fusion-stages">
           {past.map((stage, index) => (
             <li key={index}>
               <span aria-hidden="true">✓</span> {stage.name}
@@ -31,7 +31,7 @@ export function JobView({ job, allStages }: { job: IJob; allStages: boolean }): 
           ))}
         </ul>
       ) : null}
-      <div className="fa-job-line">{jobLine(job)}</div>
+      <div className="fusion-job-line">{jobLine(job)}</div>
       {job.phase === 'running' && present ? (
         <progress aria-label={job.label} max={1} value={present.fraction} />
       ) : (

@@ -12,7 +12,7 @@ export function RungTable({ rungs }: { rungs: readonly IRung[] }): JSX.Element |
     return null;
   }
   return (
-    <table className="fa-rungs">
+    <table className="fusion-rungs">
       <caption>Validation</caption>
       <thead>
         <tr>
@@ -26,11 +26,11 @@ export function RungTable({ rungs }: { rungs: readonly IRung[] }): JSX.Element |
         {rungs.map((rung, index) => (
           <tr key={index} data-status={rung.status}>
             <th scope="row">{rung.name}</th>
-            <td className="fa-rung-status">
+            <td className="fusion-rung-status">
               <span aria-hidden="true">{STATUS_SIGNS[rung.status]}</span> {rung.status}
             </td>
             <td>{rung.detail}</td>
-            <td className="fa-number">
+            <td className="fusion-number">
               {rung.seconds === null ? '' : `${rung.seconds.toFixed(1)} s`}
             </td>
           </tr>
@@ -45,18 +45,18 @@ const SPOKEN = { same: '', removed: 'removed: ', added: 'added: ', skipped: '' }
 
 function DiffLine({ line }: { line: IDiffLine }): JSX.Element {
   return (
-    <tr className={`fa-diff-${line.kind}`}>
-      <td className="fa-diff-number" aria-hidden="true">
+    <tr className={`fusion-diff-${line.kind}`}>
+      <td className="fusion-diff-number" aria-hidden="true">
         {line.before ?? ''}
       </td>
-      <td className="fa-diff-number" aria-hidden="true">
+      <td className="fusion-diff-number" aria-hidden="true">
         {line.after ?? ''}
       </td>
-      <td className="fa-diff-sign" aria-hidden="true">
+      <td className="fusion-diff-sign" aria-hidden="true">
         {SIGNS[line.kind]}
       </td>
-      <td className="fa-diff-text">
-        <span className="fa-visually-hidden">{SPOKEN[line.kind]}</span>
+      <td className="fusion-diff-text">
+        <span className="fusion-visually-hidden">{SPOKEN[line.kind]}</span>
         {line.text}
       </td>
     </tr>
@@ -68,12 +68,12 @@ export function DiffView({ before, after }: { before: string; after: string }): 
   const removed = lines.filter(line => line.kind === 'removed').length;
   const added = lines.filter(line => line.kind === 'added').length;
   return (
-    <div className="fa-diff-box">
-      <div className="fa-diff-summary">
+    <div className="fusion-diff-box">
+      <div className="fusion-diff-summary">
         {`Change of the cell: ${added} lines added (+), ${removed} removed (-)`}
       </div>
       {/* Scrolls by keyboard: focusable, with a name. */}
-      <div className="fa-diff" role="region" aria-label="Diff of the cell" tabIndex={0}>
+      <div className="fusion-diff" role="region" aria-label="Diff of the cell" tabIndex={0}>
         <table>
           <tbody>
             {lines.map((line, index) => (
@@ -91,7 +91,7 @@ function CudaLines({ cuda }: { cuda: IProposal['cuda'] }): JSX.Element | null {
     return null;
   }
   return (
-    <dl className="fa-cuda">
+    <dl className="fusion-cuda">
       {cuda.compile ? (
         <>
           <dt>CUDA kernel, compiled</dt>
@@ -116,19 +116,19 @@ export interface IProposalProps {
 
 export function ProposalView({ proposal, source }: IProposalProps): JSX.Element {
   return (
-    <div className="fa-proposal">
-      <p className={proposal.passed ? 'fa-verdict' : 'fa-verdict fa-verdict-failed'}>
+    <div className="fusion-proposal">
+      <p className={proposal.passed ? 'fusion-verdict' : 'fusion-verdict fusion-verdict-failed'}>
         <strong>
           {proposal.passed ? '✓ Validated.' : '✗ Validation failed; nothing is edited.'}
         </strong>{' '}
         {proposal.message}
       </p>
-      {proposal.timing ? <p className="fa-timing">{speedup(proposal.timing)}</p> : null}
+      {proposal.timing ? <p className="fusion-timing">{speedup(proposal.timing)}</p> : null}
       {proposal.passed ? <DiffView before={source} after={proposal.new_source} /> : null}
       <CudaLines cuda={proposal.cuda} />
       <RungTable rungs={proposal.rungs} />
       {proposal.kernel ? (
-        <details className="fa-kernel">
+        <details className="fusion-kernel">
           <summary>Text of the kernel</summary>
           <pre tabIndex={0}>{proposal.kernel}</pre>
         </details>
