@@ -151,7 +151,7 @@ def op_bytes(graph: OpGraph) -> dict[str, tuple[int, int]]:
     """Distinct bytes read and written by each op, by node id; they add up to the whole run's."""
     model = TrafficModel(build_index(graph))
     return {
-        node.id: (sum(size for _, size in op.reads), sum(size for _, size in op.writes))
+        node.id: (sum(op.reads), sum(op.writes))
         for node, op in zip(graph.nodes, model.ops, strict=True)
     }
 
