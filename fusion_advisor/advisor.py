@@ -6,16 +6,19 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fusion_advisor import workers
 from fusion_advisor.advice import Advice
 from fusion_advisor.analysis import Analysis, AnalysisOptions, analyze, mark_ignored
+from fusion_advisor.analysis.findings import MIN_SAVING_US
 from fusion_advisor.devices import find_device
 from fusion_advisor.errors import CaptureError, UsageError
 from fusion_advisor.kernels import source_text
@@ -34,6 +37,7 @@ from fusion_advisor.validation import measure_ceilings
 from fusion_advisor.validation.whole_call import only_data
 
 Progress = Callable[[str, float], None]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _finding_numbers = itertools.count(1)  # ids are never reused in a session
 TARGETS: Mapping[str, tuple[Target, ...]] = {
@@ -45,11 +49,12 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOptions:
-    """What a person may ask of one profile.
+    """What a person may ask of one profile: the keywords of ``profile`` and its siblings.
 
     ``device`` names a device that is not here (``"h100"``): what fusing saves is then estimated
     from its table entry.  ``target`` is ``cpu``, ``cuda`` or ``both``; by default both kernels are
-    generated.  ``steps`` and ``max_ops`` bound what is recorded in a loop.
+    generated.  ``steps`` and ``max_ops`` bound what is recorded in a loop.  ``min_saving_us``
+    is the least a finding must save over the whole run.
     """
 
     backward: bool = False
@@ -57,6 +62,7 @@ class ProfileOptions:
     target: str = "both"
     steps: int = 2
     max_ops: int = 50_000
+    min_saving_us: float = MIN_SAVING_US
     title: str = ""
     prove: bool = True
     isolated: bool = True
@@ -71,6 +77,9 @@ class ProfileOptions:
             number = getattr(self, name)
             if not isinstance(number, int) or number < 1:
                 raise UsageError(f"{name} must be a whole number of at least 1, not {number!r}")
+        least: object = self.min_saving_us
+        if isinstance(least, bool) or not isinstance(least, int | float) or not least >= 0:
+            raise UsageError(f"min_saving_us must be a number of at least 0, not {least!r}")
         if self.device is not None and not isinstance(self.device, str):
             raise UsageError(f"device is a name such as 'h100', not {self.device!r}")
         if self.progress is not None and not callable(self.progress):
@@ -91,27 +100,46 @@ class ProfileOptions:
         return CaptureOptions(steps=self.steps, max_ops=self.max_ops, backward=self.backward)
 
 
-def _options(target: str | None, **given: Any) -> ProfileOptions:
-    options = ProfileOptions(target=target or "both", **given)
+def _options(given: Mapping[str, Any], *, title: str = "", without: str = "") -> ProfileOptions:
+    """The options as given; ``UsageError`` for a name or a value that makes no sense."""
+    known = [one.name for one in fields(ProfileOptions) if one.name != without]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise UsageError(f"there is no option {name!r} ({hint}options: {', '.join(known)})")
+    options = ProfileOptions(
+        **{**given, "target": given.get("target") or "both", "title": given.get("title") or title}
+    )
     options.check()
     return options
 
 
+def _with_options(*, without: str = "") -> Callable[[_Function], _Function]:
+    """Show the options in a function's signature, where ``help`` and completion look for them."""
+
+    def shown(function: _Function) -> _Function:
+        own = inspect.signature(function)
+        parameters = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        parameters += [
+            inspect.Parameter(
+                one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type
+            )
+            for one in fields(ProfileOptions)
+            if one.name != without
+        ]
+        function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return function
+
+    return shown
+
+
+@_with_options()
 def profile(
     model: Callable[..., Any],
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
-    *,
-    backward: bool = False,
-    device: str | None = None,
-    target: str | None = None,
-    steps: int = 2,
-    max_ops: int = 50_000,
-    title: str = "",
-    prove: bool = True,
-    isolated: bool = True,
-    refresh_ceilings: bool = False,
-    progress: Progress | None = None,
+    **options: Any,
 ) -> Advice:
     """Run ``model(*args, **kwargs)`` once, recorded, and advise on it.
 
@@ -123,18 +151,7 @@ def profile(
         raise UsageError(f"model must be callable, not {type(model).__name__}")
     if not isinstance(args, tuple):
         raise UsageError("args must be a tuple: profile(model, args=(x,))")
-    options = _options(
-        target,
-        backward=backward,
-        device=device,
-        steps=steps,
-        max_ops=max_ops,
-        title=title or getattr(model, "__name__", type(model).__name__),
-        prove=prove,
-        isolated=isolated,
-        refresh_ceilings=refresh_ceilings,
-        progress=progress,
-    )
+    chosen = _options(options, title=getattr(model, "__name__", type(model).__name__))
     if kwargs is not None and not (
         isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
     ):
@@ -144,42 +161,22 @@ def profile(
     def call() -> Any:
         return model(*args, **keywords)
 
-    return _advise_on(call, options, rerun=call if only_data((args, keywords)) else None)
+    return _advise_on(call, chosen, rerun=call if only_data((args, keywords)) else None)
 
 
+@_with_options()
 def profile_code(
     run: Callable[[], Any],
     *,
-    backward: bool = False,
-    device: str | None = None,
-    target: str | None = None,
-    steps: int = 2,
-    max_ops: int = 50_000,
-    title: str = "",
-    prove: bool = True,
-    isolated: bool = True,
-    refresh_ceilings: bool = False,
-    progress: Progress | None = None,
     rerun: Callable[[], Any] | None = None,
+    **options: Any,
 ) -> Advice:
     """Run ``run()`` exactly once, recorded, and advise on it; ``advice.result`` is its result.
 
     ``rerun`` is a call without side effects of its own that applying may repeat to check the
     whole call; without it the recorded program stands in.
     """
-    options = _options(
-        target,
-        backward=backward,
-        device=device,
-        steps=steps,
-        max_ops=max_ops,
-        title=title,
-        prove=prove,
-        isolated=isolated,
-        refresh_ceilings=refresh_ceilings,
-        progress=progress,
-    )
-    return _advise_on(run, options, rerun=rerun)
+    return _advise_on(run, _options(options), rerun=rerun)
 
 
 def _advise_on(
@@ -228,38 +225,18 @@ class Run:
         return None if self._advice is None else self._advice._repr_mimebundle_(include, exclude)
 
 
+@_with_options(without="backward")
 @contextmanager
-def capture(
-    *,
-    device: str | None = None,
-    target: str | None = None,
-    steps: int = 2,
-    max_ops: int = 50_000,
-    title: str = "",
-    prove: bool = True,
-    isolated: bool = True,
-    refresh_ceilings: bool = False,
-    progress: Progress | None = None,
-) -> Iterator[Run]:
+def capture(**options: Any) -> Iterator[Run]:
     """Record the block: ``with fa.capture() as run: ...``, then ``run.advice``."""
-    options = _options(
-        target,
-        device=device,
-        steps=steps,
-        max_ops=max_ops,
-        title=title or "with block",
-        prove=prove,
-        isolated=isolated,
-        refresh_ceilings=refresh_ceilings,
-        progress=progress,
-    )
+    chosen = _options(options, title="with block", without="backward")
     run = Run()
-    _prepare_workers(options)
-    recorder = Recorder(options.capture_options())
+    _prepare_workers(chosen)
+    recorder = Recorder(chosen.capture_options())
     try:
         with recorder:
             yield run
-        run._advice = advise(recorder.finish(), options, rerun=None)
+        run._advice = advise(recorder.finish(), chosen, rerun=None)
     except BaseException as error:
         run._failed = f"the block ended with {type(error).__name__}: {error}".rstrip(": ")
         raise
@@ -303,7 +280,12 @@ def advise(
         notes=notes,
     )
     options.say("analysing", 0.9)
-    report = report_on(recorded, device=options.elsewhere(), fused=recording.fused)
+    report = report_on(
+        recorded,
+        device=options.elsewhere(),
+        fused=recording.fused,
+        min_saving_us=options.min_saving_us,
+    )
     options.say("done", 1.0)
     return Advice(
         report,
@@ -334,7 +316,11 @@ def _device_of(graph: OpGraph) -> str:
 
 
 def report_on(
-    recorded: Capture, *, device: Ceilings | None = None, fused: frozenset[str] = frozenset()
+    recorded: Capture,
+    *,
+    device: Ceilings | None = None,
+    fused: frozenset[str] = frozenset(),
+    min_saving_us: float = MIN_SAVING_US,
 ) -> Report:
     """Analyse a capture into a report without kernels; finding ids go on from the last one.
 
@@ -342,7 +328,8 @@ def report_on(
     ``fused`` are the nodes of kernels that are in place, which no finding is made of.
     """
     first = next(_finding_numbers)
-    found = analyze(recorded, first_id=first, options=AnalysisOptions(device=device))
+    wanted = AnalysisOptions(device=device, min_saving_us=min_saving_us)
+    found = analyze(recorded, first_id=first, options=wanted)
     for _ in range(len(found.findings) - 1):
         next(_finding_numbers)
     found = _without_fused(found, fused)

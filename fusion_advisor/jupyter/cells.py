@@ -14,6 +14,7 @@ import io
 import linecache
 import sys
 import tokenize
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType, TracebackType
 from typing import Any
@@ -44,6 +45,9 @@ class CellBook:
         self._shell = shell
         self._running: list[Cell] = []
         self._texts: dict[str, str] = {}  # SHA-256 of a cell's text → the text
+        self._hints: dict[str, int] = {}  # cell id → lines the front end puts above its text
+        self._added: dict[str, int] = {}  # code name → such lines, as it last ran
+        self.on_run: Callable[[Cell], None] | None = None  # told of every cell before it runs
 
     def before(self, info: Any = None) -> None:
         """``pre_run_cell``: called with or without an argument, depending on IPython's version."""
@@ -55,11 +59,19 @@ class CellBook:
             cell = self._cell(raw, number, getattr(info, "cell_id", None))
             self._running.append(cell)
             self.add(cell, first_line=1 + blank_lines_above(raw))
+            self._added[cell.name] = self._hints.pop(cell.cell_id or "", 0)
+            if self.on_run is not None:
+                self.on_run(cell)
 
     def after(self, result: Any = None) -> None:
         """``post_run_cell``: the cell that ran last is over (a nested one first)."""
         if self._running:
             self._running.pop()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a cell is known to be running."""
+        return bool(self._running)
 
     def current(self) -> Cell | None:
         """The cell that is running, if it is known."""
@@ -85,6 +97,21 @@ class CellBook:
             raw=cell.raw,
             first_line=first_line,
         )
+
+    def expect_added_lines(self, cell_id: str, lines: int) -> None:
+        """The front end is about to run a cell with so many lines of its own above the text.
+
+        Its word may come before the cell starts or, on a thread of its own, just after.
+        """
+        running = self._running[-1] if self._running else None
+        if running is not None and running.cell_id == cell_id:
+            self._added[running.name] = lines
+        else:
+            self._hints[cell_id] = lines
+
+    def added_lines(self, name: str) -> int:
+        """How many lines above the text of the cell with this code name are not the person's."""
+        return self._added.get(name, 0)
 
     def add_history(self) -> None:
         """Cells that ran before the extension was loaded: models are often defined there."""

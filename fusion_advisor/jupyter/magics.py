@@ -17,13 +17,16 @@ from IPython.core.magic import (
     needs_local_scope,
     no_var_expand,
 )
-from traitlets import Bool, Enum, Int, Unicode
+from traitlets import Bool, Enum, Float, Int, Unicode
 
+from fusion_advisor.analysis.findings import MIN_SAVING_US
 from fusion_advisor.errors import FixError, FusionAdvisorError, UsageError
 from fusion_advisor.jupyter import completion, panel
 from fusion_advisor.jupyter.cell_edit import edited_text, text_diff
-from fusion_advisor.jupyter.cells import Body, CellBook, compile_body, result_is_used
+from fusion_advisor.jupyter.cells import Body, Cell, CellBook, compile_body, result_is_used
+from fusion_advisor.jupyter.channel import Channel
 from fusion_advisor.jupyter.history import ModelCall, model_calls, repeatable_call
+from fusion_advisor.jupyter.jobs import close_runner, runner_of
 from fusion_advisor.jupyter.options import (
     APPLY_OPTIONS,
     PROFILE_OPTIONS,
@@ -31,8 +34,9 @@ from fusion_advisor.jupyter.options import (
     parse,
     parse_anywhere,
 )
+from fusion_advisor.jupyter.profiles import Profiles
 from fusion_advisor.jupyter.progress import Progress, show
-from fusion_advisor.recorder.source import forget_cells
+from fusion_advisor.jupyter.settings import Settings
 from fusion_advisor.report.files import check_export
 from fusion_advisor.report.notebook import finding_html, notebook_html
 from fusion_advisor.report.text import render_finding, render_text
@@ -70,16 +74,28 @@ class FuseMagics(Magics):
         config=True
     )
     plots = Bool(True, help="Draw plots in the notebook display.").tag(config=True)
+    min_saving_us = Float(
+        MIN_SAVING_US, min=0.0, help="Report no finding that saves less, in microseconds per run."
+    ).tag(config=True)
+    marks = Bool(True, help="Mark findings in the notebook's cells.").tag(config=True)
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, earlier: FuseMagics | None = None) -> None:
         super().__init__(shell=shell)
         self.host: Any = shell
-        self.book = CellBook(shell)
-        self.advices: list[Advice] = []  # latest last
+        self.book: CellBook = CellBook(shell) if earlier is None else earlier.book
+        self.profiles: Profiles = Profiles(self.book) if earlier is None else earlier.profiles
+        self.settings = Settings(self)
+        self.channel: Channel | None = None
+        self._observed: list[Callable[[], None]] = []  # each ends watching one advice
         self._profiling = False
         self._progress: Progress | None = None
         self._completers: dict[str, Any] = {}
         self._panels = panel.ShownPanels()
+
+    @property
+    def advices(self) -> list[Advice]:
+        """What was profiled and is still within reach, latest last."""
+        return self.profiles.advices
 
     # -- into the shell and out of it ----------------------------------------------------------
 
@@ -90,11 +106,29 @@ class FuseMagics(Magics):
         shell.events.register("pre_run_cell", self.book.before)
         shell.events.register("post_run_cell", self.book.after)
         self.book.add_history()
+        self.book.on_run = self._cell_ran
         completion.install(shell, self)
+        if self._in_kernel:
+            self.channel = Channel(
+                shell,
+                profiles=self.profiles,
+                book=self.book,
+                settings=self.settings,
+                runner=runner_of(shell),
+            )
+            self.channel.open()
+        for advice in self.advices:
+            self._watch(advice)
 
     def uninstall(self) -> None:
         """Undo everything that is in place, then take out what :meth:`install` put in."""
         shell = self.host
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        close_runner(shell)
+        for end in self._observed:
+            end()
         for advice in self.advices:
             if any(not fix.undone for fix in advice.report.applied):
                 advice.undo()
@@ -106,8 +140,24 @@ class FuseMagics(Magics):
             shell.configurables.remove(self)
         shell.events.unregister("pre_run_cell", self.book.before)
         shell.events.unregister("post_run_cell", self.book.after)
+        self.book.on_run = None
         completion.uninstall(shell)
-        forget_cells()
+
+    def _cell_ran(self, cell: Cell) -> None:
+        if self.profiles.cell_ran(cell) and self.channel is not None:
+            self.channel.broadcast()
+
+    def _watch(self, advice: Advice) -> None:
+        """Tell the notebook whenever kernels of an advice are put in place or taken out."""
+        known = advice.report.applied
+
+        def changed() -> None:
+            nonlocal known
+            if advice.report.applied is not known and self.channel is not None:
+                known = advice.report.applied
+                self.channel.broadcast()
+
+        self._observed.append(advice.observe(changed))
 
     # -- profiling -----------------------------------------------------------------------------
 
@@ -201,10 +251,11 @@ class FuseMagics(Magics):
                 advice = advisor.profile_code(
                     body.run,
                     backward=bool(options.get("backward")),
-                    device=options.get("device") or self.device or None,
-                    target=options.get("target") or self.target,
+                    device=self.settings.value("device", options.get("device")) or None,
+                    target=self.settings.value("target", options.get("target")),
                     steps=options.get("steps") or self.steps,
                     max_ops=self.max_ops,
+                    min_saving_us=self.settings.value("min_saving_us"),
                     title=title,
                     progress=self._follow,
                     rerun=rerun,
@@ -217,13 +268,17 @@ class FuseMagics(Magics):
             raise
         finally:
             self._profiling = False
-        self.advices = [*self.advices, advice][-self.keep :]
+        self.profiles.add(advice, self.book.current(), keep=self.keep)
+        self._watch(advice)
+        if self.channel is not None:
+            self.channel.broadcast()
         if "output" in options:
             self.host.user_ns[options["output"]] = advice
         return advice
 
     def _display(self, advice: Advice, options: dict[str, Any]) -> None:
-        top, everything = int(options.get("top") or self.top), bool(options.get("all"))
+        top = int(self.settings.value("top", options.get("top")))
+        everything = bool(options.get("all"))
         report = advice.report
         data = {"text/plain": render_text(report, top=top, all=everything)}
         if self._in_kernel:

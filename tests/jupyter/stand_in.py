@@ -17,6 +17,9 @@ class FakeAdvice:
         self.report = rich_report()
         self.calls: list[tuple[Any, ...]] = []
 
+    def observe(self, observer: Any) -> Any:
+        return lambda: None
+
     def fuse(self, finding: str, target: str | None = None) -> None:
         self.calls.append(("fuse", finding, target))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import types
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,11 +143,19 @@ def test_config_lists_and_changes_the_defaults(loaded, advisor, capsys):
     assert "2 more findings: use --top 3" in capsys.readouterr().out
 
 
-def test_only_the_latest_profiles_are_kept(loaded, advisor):
+def test_the_latest_profiles_are_kept_and_those_with_a_kernel_in_place(loaded, advisor):
+    magics = loaded.magics_manager.registry["FuseMagics"]
     loaded.run_cell("%config FuseMagics.keep = 2")
+    loaded.run_cell("%fuse_profile 1")
+    in_place = advisor.advices[0]
+    assert any(not fix.undone for fix in in_place.report.applied)
     for _ in range(3):
         loaded.run_cell("%fuse_profile 1")
-    assert loaded.magics_manager.registry["FuseMagics"].advices == advisor.advices[1:]
+        advisor.advices[-1].report = replace(advisor.advices[-1].report, applied=())
+    assert magics.advices == [in_place, *advisor.advices[-2:]]
+    in_place.report = replace(in_place.report, applied=())
+    loaded.run_cell("%fuse_profile 1")
+    assert magics.advices == advisor.advices[-2:]
 
 
 @pytest.mark.filterwarnings("ignore:.*Completer.complete:PendingDeprecationWarning")
