@@ -1,6 +1,7 @@
 """The catalogue of findings: one code, one page, written once here.
 
-``python -m fusion_advisor.rules docs/rules`` writes the pages; a test compares.
+``python -m fusion_advisor.rules docs/rules`` writes the pages; a test compares.  The examples are
+whole: other tests run what stands before and after, and compare the values.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _ROOFLINE = (
 )
 _CUDA_GUIDE = "NVIDIA, CUDA C++ Best Practices Guide, “Memory optimizations”"
 _NUMERICS = "PyTorch documentation, “Numerical accuracy”"
+_READING = "Notebook `notebooks/02_reading_a_report.ipynb`: why not fused, when not to fuse"
+_BY_HAND = "Notebook `notebooks/03_from_finding_to_kernel.ipynb`: such a kernel, written by hand"
 _EAGER_SAFETY = """\
 Safe when every rung of the validation ladder passed: the kernel rounds after every op, as
 eager does, and is compared with eager on the captured, random and adversarial inputs. The
@@ -59,14 +62,13 @@ few arithmetic operations per byte, so memory sets the time. One fused kernel re
 input once, keeps intermediates in registers and writes the result once: 2·L·(N − 1)
 elements less traffic and N − 1 kernel launches less.""",
         example_before="""\
-def gelu(x):
-    inner = 0.7978845608028654 * (x + 0.044715 * x**3)
-    return 0.5 * x * (1.0 + torch.tanh(inner))""",
+def laplace(x):
+    return torch.exp(-torch.abs(x / 2.0))""",
         example_after="""\
-def gelu(x):
-    return fused_gelu(x)  # one kernel: reads x once, writes the result once""",
+def laplace(x):
+    return fused_laplace(x)  # one kernel: reads x once, writes the result once""",
         fix_safety=_EAGER_SAFETY,
-        references=(_ROOFLINE, _CUDA_GUIDE),
+        references=(_ROOFLINE, _CUDA_GUIDE, _READING),
     ),
     Rule(
         code="FUS002",
@@ -81,17 +83,18 @@ A value that several ops read is fetched from memory by each of them. A fused ke
 once and keeps it in a register; it writes only the results that are needed later, which may
 be several. What cannot be saved, the writes of those results, is counted in the estimate.""",
         example_before="""\
-gate = torch.sigmoid(x)
-y = x * gate
-z = y + residual
-return y, z""",
+def gated(x, residual):
+    gate = torch.sigmoid(x)
+    y = x * gate  # x is read by two ops, and y is needed twice
+    return y, y + residual""",
         example_after="""\
-return fused_gate(x, residual)  # one kernel with two outputs""",
+def gated(x, residual):
+    return fused_gated(x, residual)  # one kernel with two results""",
         fix_safety=_EAGER_SAFETY
         + """
 Results that only the backward pass needs are recomputed there from the saved inputs, which
 costs arithmetic and saves memory.""",
-        references=(_ROOFLINE,),
+        references=(_ROOFLINE, _READING),
     ),
     Rule(
         code="FUS003",
@@ -105,15 +108,20 @@ A broadcast operand costs only its own bytes and usually stays in cache, so the 
 traffic is almost that of the large operands alone. Eager pays a full read and write of the
 large tensor for every such small correction.""",
         example_before="""\
-y = x * scale + bias      # scale, bias: (channels,)
-y = torch.relu(y)""",
+def scale_shift_relu(x, scale, bias):  # scale, bias: one number per channel
+    return torch.relu(x * scale + bias)""",
         example_after="""\
-y = fused_scale_bias_relu(x, scale, bias)""",
+def scale_shift_relu(x, scale, bias):
+    return fused_scale_shift_relu(x, scale, bias)""",
         fix_safety=_EAGER_SAFETY
         + """
 The kernel is guarded by its broadcast pattern: an operand of another shape runs eager, is
 counted and shown by `advice.stats()`.""",
-        references=(_ROOFLINE, "PyTorch documentation, “Broadcasting semantics”"),
+        references=(
+            _ROOFLINE,
+            "PyTorch documentation, “Broadcasting semantics”",
+            _BY_HAND,
+        ),
     ),
     Rule(
         code="FUS004",
@@ -126,18 +134,22 @@ standard library.""",
 The saving is the same, but the place is not yours: files in installed packages are never
 edited. The running function or module is replaced instead, for this session only.""",
         example_before="""\
-# transformers/activations.py, used by every layer of the model
-return 0.5 * input * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (…)))""",
+from transformers.activations import NewGELUActivation
+
+activation = NewGELUActivation()  # eight ops in an installed file
+y = activation(x)""",
         example_after="""\
-%fuse_apply F1            # swaps the live function
-%fuse_export fused_gelu.py
-import fused_gelu; fused_gelu.apply(model)    # after a restart, or in production
-fused_gelu.undo(model)""",
+advice = fusion_advisor.profile(activation, args=(x,))
+advice.apply()  # swaps the live function; a notebook says %fuse_apply
+y = activation(x)
+advice.export("fused_gelu.py")  # to keep it: a module with apply(model) and undo(model)
+advice.undo()""",
         fix_safety="""\
 Safe for the session when validated, with undo: outputs, `state_dict` and hooks are as before
 afterwards. Every user of the swapped function is affected, so the places are listed. Not
-kept over a restart, unless the exported file or the cell that re-applies it is run.""",
-        references=(_ROOFLINE,),
+kept over a restart, unless the exported file or the cell that re-applies it is run:
+`import fused_gelu; fused_gelu.apply(model)`.""",
+        references=(_ROOFLINE, _READING),
     ),
     Rule(
         code="FUS005",
@@ -151,14 +163,21 @@ Each conversion is a kernel of its own, and the float32 copy between the two mov
 bytes of the 16-bit tensors around it. In a fused kernel a cast is one instruction on a
 register, and only 16-bit values travel.""",
         example_before="""\
-y = (x.float() * scale).to(torch.bfloat16) * weight""",
+def rescale(x, scale, weight):  # x, weight: bfloat16; scale: float32
+    return (x.float() * scale).to(torch.bfloat16) * weight""",
         example_after="""\
-y = fused_scale(x, scale, weight)      # casts in registers""",
+def rescale(x, scale, weight):
+    return fused_rescale(x, scale, weight)  # casts in registers""",
         fix_safety=_EAGER_SAFETY
         + """
 With `match="eager"` the fused kernel rounds exactly where eager's casts do. Code under
 another autocast state than the one recorded runs eager.""",
-        references=(_ROOFLINE, _NUMERICS, "PyTorch documentation, “Automatic mixed precision”"),
+        references=(
+            _ROOFLINE,
+            _NUMERICS,
+            "PyTorch documentation, “Automatic mixed precision”",
+            _BY_HAND,
+        ),
     ),
     Rule(
         code="FUS006",
@@ -171,9 +190,11 @@ These ops are not one chain: they belong to different parameters, most of them s
 launching them costs more than their memory traffic. PyTorch's own multi-tensor optimizers
 update all parameters in a few kernels. A generated kernel per parameter would not.""",
         example_before="""\
-optimizer = torch.optim.AdamW(model.parameters(), foreach=False)""",
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+optimizer.step()""",
         example_after="""\
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+optimizer.step()
 # or foreach=True, where the optimizer or device has no fused form""",
         fix_safety="""\
 Display only: nothing is changed for you. `foreach` needs memory for one more copy of the
