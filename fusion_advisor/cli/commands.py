@@ -1,6 +1,7 @@
 """The command line: ``fusion-advisor``.  Parses, calls the advisor, prints.
 
-Exit status: 0 done, 1 findings were made and ``--fail-on-findings`` was given, 2 an error.
+Exit status: 0 done, 1 findings were made and ``--fail-on-findings`` was given, or the gate found
+a regression, 2 an error.
 An error of ours is one line on standard error; a script's own error is its own traceback.
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusion_advisor._version import __version__
+from fusion_advisor.cli import gate
 from fusion_advisor.cli.completion import completion_script
 from fusion_advisor.cli.target import load_function, run_as_main
 from fusion_advisor.errors import FusionAdvisorError, ReportError, UsageError
@@ -94,7 +96,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="fusion-advisor",
         description="Find, prove and apply kernel fusion in PyTorch code.",
-        epilog="Exit status: 0 done, 1 findings (with --fail-on-findings), 2 error.",
+        epilog="Exit status: 0 done, 1 findings (with --fail-on-findings) or a regression (gate), "
+        "2 error.",
     )
     parser.add_argument("--version", action="version", version=f"fusion-advisor {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -118,6 +121,9 @@ def build_parser() -> argparse.ArgumentParser:
                         ))  # fmt: skip
     report.add_argument("-o", "--output", help="write here instead of to standard output")
     _fail_option(report)
+
+    gate_text = "compare a report with its baseline: exit 1 if it regressed, 2 if it cannot be"
+    gate.add_arguments(_command(commands, "gate", gate.gate, gate_text))
 
     kernel = _command(commands, "kernel", _kernel, "print the fused kernel of a finding")
     kernel.add_argument("file", help="a report saved as .json")
