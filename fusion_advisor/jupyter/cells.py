@@ -272,7 +272,10 @@ def _parse_line(
     if cell is None or len(places) != 1 or transformed.rstrip("\n") != text:
         name = _own_name(shell, transformed)
         return shell.compile.ast_parse(transformed, filename=name), name
-    tree = shell.compile.ast_parse(transformed, filename=cell.name)
+    try:
+        tree = shell.compile.ast_parse(transformed, filename=cell.name)
+    except SyntaxError:  # shown with its own line: of the cell, IPython knows what it rewrote
+        tree = shell.compile.ast_parse(transformed, filename=_own_name(shell, transformed))
     line, column = places[0]
     line -= blank_lines_above(cell.raw)  # as the rest of the cell was compiled
     for node in ast.walk(tree):

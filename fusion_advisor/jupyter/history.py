@@ -37,8 +37,9 @@ def model_calls(shell: Any) -> Iterator[ModelCall]:
 def repeatable_call(expression: str, namespace: dict[str, Any]) -> Callable[[], Any] | None:
     """How to evaluate an expression again, where that does nothing else than it did before.
 
-    A call of a module whose arguments hold no calls, with or without a ``;`` that hides its
-    value; ``None`` for everything else.
+    A call of a module whose arguments hold no calls and are plain data (tensors, numbers, text:
+    a cache that grows is none), with or without a ``;`` that hides its value; ``None`` for
+    everything else.
     """
     try:
         statements = ast.parse(expression.strip()).body
@@ -49,10 +50,30 @@ def repeatable_call(expression: str, namespace: dict[str, Any]) -> Callable[[], 
     call = statements[0].value
     if not isinstance(call, ast.Call) or not _is_module(_resolved(call.func, namespace)):
         return None
-    if _obstacle(call, call, namespace):
+    if _obstacle(call, call, namespace) or not _only_data(call, namespace):
         return None
     code = compile(ast.Expression(call), "<repeated call>", "eval")
     return lambda: eval(code, namespace)
+
+
+def _only_data(call: ast.Call, namespace: dict[str, Any]) -> bool:
+    """Whether a call leaves what it is given as it is; its arguments hold no calls."""
+    from fusion_advisor.validation.whole_call import only_data
+
+    keywords = ast.Dict(
+        keys=[
+            None if keyword.arg is None else ast.Constant(keyword.arg) for keyword in call.keywords
+        ],
+        values=[keyword.value for keyword in call.keywords],
+    )
+    given = ast.Tuple(elts=[ast.Tuple(elts=call.args, ctx=ast.Load()), keywords], ctx=ast.Load())
+    code = compile(
+        ast.fix_missing_locations(ast.Expression(given)), "<arguments of the call>", "eval"
+    )
+    try:
+        return only_data(eval(code, namespace))
+    except Exception:  # what cannot be looked at again cannot be repeated either
+        return False
 
 
 def _statements(shell: Any, source: str) -> list[tuple[ast.stmt, str]]:

@@ -211,13 +211,14 @@ class FuseMagics(Magics):
                 expression = self._last_call()
                 local_ns = None
             text = cell if cell is not None else expression
-            body = compile_body(
-                self.host,
-                text,
-                book=self.book,
-                line_of="" if cell is not None else "fuse_profile",
-                local_ns=local_ns if cell is None else None,
-            )
+            with plain_syntax_errors(self.host):
+                body = compile_body(
+                    self.host,
+                    text,
+                    book=self.book,
+                    line_of="" if cell is not None else "fuse_profile",
+                    local_ns=local_ns if cell is None else None,
+                )
         if self._profiling:
             print(NESTED_MESSAGE)
             return body.run()
@@ -535,6 +536,26 @@ def one_line_errors(body: Body | None = None) -> Iterator[None]:
     except FusionAdvisorError as error:
         if body is None or error is not body.error:
             _show_as(error, f"{type(error).__name__}: {error}")
+        raise
+
+
+@contextmanager
+def plain_syntax_errors(shell: Any) -> Iterator[None]:
+    """Have a syntax error of the person's code shown as in a cell without the magic.
+
+    Raised inside running code, IPython would put the frames that led to it above it.
+    """
+    try:
+        yield
+    except SyntaxError as error:
+        mine = error
+
+        def once(filename: str | None = None, running_compiled_code: bool = False) -> None:
+            del shell.showsyntaxerror  # the class's own again
+            running = running_compiled_code and sys.exc_info()[1] is not mine
+            shell.showsyntaxerror(filename, running_compiled_code=running)
+
+        shell.showsyntaxerror = once
         raise
 
 

@@ -78,6 +78,25 @@ def test_syntax_error_gives_no_report(loaded, advisor, capsys):
     assert ":2\n" in out or "line 2" in out  # of the cell, not of the body
 
 
+@pytest.mark.parametrize(
+    "magic", ["%fuse_profile f(x))", "%%fuse_profile\nf(x))", "y = %fuse_profile f(x))"]
+)
+def test_a_syntax_error_looks_as_in_a_plain_cell(loaded, capsys, magic):
+    run(loaded, "f(x))")
+    plain = capsys.readouterr().out
+    run(loaded, magic)
+    out = capsys.readouterr().out
+    last = plain.splitlines()[-2:]
+    assert "SyntaxError: unmatched ')'" in "".join(last)
+    assert out.splitlines()[-2:] == last
+    assert "f(x))\n" in out
+    assert "IPython" not in out and "Traceback" not in out
+    # One that is raised inside running code still shows where.
+    run(loaded, "def inner():\n    compile('1 +', 'text', 'exec')\ninner()")
+    assert "in inner" in capsys.readouterr().out
+    assert "showsyntaxerror" not in vars(loaded)
+
+
 def test_error_gives_one_traceback_of_the_persons_code(loaded, advisor, capsys):
     result = run(loaded, "%%fuse_profile\ndef f():\n    raise KeyError('mine')\nf()")
     out = capsys.readouterr().out
@@ -314,5 +333,19 @@ def test_a_model_call_can_be_repeated_with_or_without_a_semicolon():
         again = repeatable_call(text, names)
         assert again is not None
         assert torch.equal(again(), names["model"](names["x"]))
+
+    class Cache:
+        """Keeps what it was given, as a key-value cache does."""
+
+    names |= {"cache": Cache(), "kept": {"mask": names["x"]}, "parts": [names["x"]]}
+    for text in ("model(*parts)", "model(kept['mask'])", "model(x, **{})"):
+        assert repeatable_call(text, names) is not None, text
+    for text in (
+        "model(x, cache)",
+        "model(x, past=cache)",
+        "model(x, [cache])",
+        "model(kept['no'])",
+    ):
+        assert repeatable_call(text, names) is None, text
     for text in ("model(f(x))", "f(x)", "y = model(x)", "model(x); model(x)", "model(", ""):
         assert repeatable_call(text, names) is None, text
