@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -102,6 +103,18 @@ def widgets_of(widget: Any) -> Iterator[Any]:
     yield widget
     for child in getattr(widget, "children", ()):
         yield from widgets_of(child)
+
+
+@contextlib.contextmanager
+def watched(panel: Panel, watcher: Callable[[str], Any]) -> Iterator[None]:
+    """Have ``watcher`` told of the work on the panel's findings."""
+    desk = panel._desk
+    assert desk is not None
+    desk.watch(watcher)
+    try:
+        yield
+    finally:
+        desk.leave(watcher)
 
 
 class _NoEvents:

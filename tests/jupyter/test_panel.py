@@ -34,7 +34,7 @@ def opened() -> Iterator[Open]:
     runner, panels = new_runner(), []
 
     def open_one(report: Report | None = None) -> Panel:
-        panels.append(Panel(ReadyAdvice(report), runner))  # type: ignore[arg-type]
+        panels.append(Panel(ReadyAdvice(report), lambda: runner))  # type: ignore[arg-type]
         return panels[-1]
 
     yield open_one
@@ -471,7 +471,7 @@ def test_errors_are_shown_in_place(
 def test_a_closed_panel_leaves_no_widget_and_no_watcher():
     before = set(widget_module._instances)
     runner, advice = new_runner(), ReadyAdvice()
-    panel = Panel(advice, runner)  # type: ignore[arg-type]
+    panel = Panel(advice, lambda: runner)  # type: ignore[arg-type]
     assert len(set(widget_module._instances) - before) > 100
     panel.close()
     assert set(widget_module._instances) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fusion_advisor.errors import MissingDependencyError, UsageError
@@ -40,7 +41,7 @@ def open_panel(advice: Advice) -> Any:
     from fusion_advisor.jupyter.jobs import runner_of
     from fusion_advisor.jupyter.panel.panel import Panel
 
-    return Panel(advice, runner_of(shell))
+    return Panel(advice, partial(runner_of, shell))
 
 
 class ShownPanels:

@@ -73,9 +73,12 @@ class Work:
 
 
 class Desk:
-    """The work on one advice, and who watches it."""
+    """The work on one advice, and who watches it.
 
-    def __init__(self, advice: Advice, runner: JobRunner) -> None:
+    ``runner()`` gives the shell's job runner: another one once the extension was loaded anew.
+    """
+
+    def __init__(self, advice: Advice, runner: Callable[[], JobRunner]) -> None:
         self.advice = advice
         self._runner = runner
         self._active: dict[str, Work] = {}
@@ -106,7 +109,7 @@ class Desk:
         if self._active.setdefault(finding, work) is not work:
             return
         self._tell(finding)
-        work.job = self._runner.submit(
+        work.job = self._runner().submit(
             partial(_WORK[action], self.advice, finding, where),
             Listener(
                 progress=partial(self._progress, work),
@@ -120,14 +123,14 @@ class Desk:
         work = self._active.get(finding)
         if work is not None and work.job is not None:
             work.stage = "cancelling"
-            self._runner.cancel(work.job)
+            self._runner().cancel(work.job)
             self._tell(finding)
 
     # Called by the job, mostly in its thread.
 
     def _progress(self, work: Work, stage: str, fraction: float) -> None:
         work.queued = ""
-        work.fraction = min(max(fraction, 0.0), 1.0)
+        work.fraction = max(work.fraction, min(fraction, 1.0))  # a second ladder starts anew
         if stage != work.stage:
             work.stage = stage
             rung = stage.partition(": ")[2]

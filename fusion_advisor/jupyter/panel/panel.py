@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
@@ -39,7 +39,7 @@ _desks: dict[int, Desk] = {}  # by advice, while a panel shows it
 class Panel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no types
     """``advice.widget()``: a widget like any other; ``close()`` releases it and the advice."""
 
-    def __init__(self, advice: Advice, runner: JobRunner) -> None:
+    def __init__(self, advice: Advice, runner: Callable[[], JobRunner]) -> None:
         desk = _desks.setdefault(id(advice), Desk(advice, runner))
         self._lock = threading.RLock()  # jobs report from their own thread
         self._name = f"fusion-panel-{next(_numbers)}"
