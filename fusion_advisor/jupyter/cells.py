@@ -272,10 +272,9 @@ def _parse_line(
     if cell is None or len(places) != 1 or transformed.rstrip("\n") != text:
         name = _own_name(shell, transformed)
         return shell.compile.ast_parse(transformed, filename=name), name
-    try:
-        tree = shell.compile.ast_parse(transformed, filename=cell.name)
-    except SyntaxError:  # shown with its own line: of the cell, IPython knows what it rewrote
-        tree = shell.compile.ast_parse(transformed, filename=_own_name(shell, transformed))
+    # Under a name of its own first: of the cell, a syntax error would show what IPython rewrote.
+    shell.compile.ast_parse(transformed, filename=_own_name(shell, transformed))
+    tree = shell.compile.ast_parse(transformed, filename=cell.name)
     line, column = places[0]
     line -= blank_lines_above(cell.raw)  # as the rest of the cell was compiled
     for node in ast.walk(tree):
