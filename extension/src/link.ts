@@ -169,7 +169,7 @@ export class KernelLink implements IDisposable {
   }
 
   private _attach(kernel: Kernel.IKernelConnection | null): void {
-    if (this._isDisposed || this._kernel === kernel) {
+    if (this._isDisposed || (kernel && this._kernel === kernel)) {
       return;
     }
     this._detach(this._kernel ? 'The notebook has another kernel now.' : '');
@@ -207,9 +207,9 @@ export class KernelLink implements IDisposable {
     this._comm = null;
     this._requests.endAll(reason || 'The kernel has gone.');
     const known = store.get(notebook);
-    if (known && (known.findings.length > 0 || known.profiles.length > 0)) {
-      store.dispatch(notebook, { kind: 'cleared', reason });
-    }
+    const lost = known && (known.findings.length > 0 || known.profiles.length > 0);
+    // Also without findings: the next kernel counts its revisions from the beginning.
+    store.dispatch(notebook, { kind: 'cleared', reason: lost ? reason : '' });
   }
 
   /** The kernel has loaded the extension: whatever was opened before had no listener. */
