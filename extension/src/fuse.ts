@@ -77,10 +77,16 @@ export async function fuseInPlace(context: IFuseContext, finding: IFinding): Pro
   }
   if ((await watched) === 'hidden') {
     store.dispatch(notebook, { kind: 'proposal', finding: finding.id, proposal, source });
-    screen.inform(`“${label(finding)}”: the fused cell is ready for review in the side panel.`);
+    inform(context, `“${label(finding)}”: the fused cell is ready for review in the side panel.`);
     return;
   }
   await review(context, finding, proposal, source);
+}
+
+/** Say that something was done; the panel keeps it. */
+function inform({ store, notebook, screen }: IFuseContext, message: string): void {
+  store.dispatch(notebook, { kind: 'notice', text: message, isError: false });
+  screen.inform(message);
 }
 
 export function refuseEnded(screen: IFuseScreen, title: string, error: unknown): void {
@@ -122,5 +128,5 @@ export async function review(
   }
   editCell(cell, proposal.edits);
   fused.accepted(finding, cellId, source, proposal.new_source);
-  screen.inform('The fused kernel is in the cell. Run it; one Ctrl-Z in the cell takes it back.');
+  inform(context, 'The fused kernel is in the cell. Run it; one Ctrl-Z in the cell takes it back.');
 }

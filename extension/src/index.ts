@@ -53,11 +53,11 @@ function activate(
   const store = new FindingsStore();
   const settings = new Settings();
   const notebooks = new OpenNotebooks(tracker, store, () => settings.values);
-  const screen = new Screen(jobSource(store, notebooks), rendermime);
+  const screen: Screen = new Screen(jobSource(store, notebooks), rendermime, () => panel.isVisible);
   const actions = new Actions({ app, store, notebooks, screen, hasTabs: labShell !== null });
   addCommands({ app, store, notebooks, actions, settings, screen, palette });
 
-  const panel = new FindingsPanel(store, notebooks, {
+  const panel: FindingsPanel = new FindingsPanel(store, notebooks, {
     jump: (notebook, finding) => void actions.jump(notebook, finding),
     act: (notebook, finding, action) => void actions.act(notebook, finding, action),
     review: (notebook, finding) => void actions.review(notebook, finding),

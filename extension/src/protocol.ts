@@ -25,6 +25,7 @@ export interface IProfile {
 }
 
 export interface IMark {
+  /** Empty when the kernel does not know it: the cell ran before the extension was loaded. */
   cell_id: string;
   start: number;
   end: number;
@@ -125,7 +126,6 @@ export interface ISettings {
   target: string;
   device: string;
   top: number;
-  match: string;
   min_saving_us: number;
   marks: boolean;
 }
@@ -175,7 +175,7 @@ function range(value: unknown): IRange {
 
 function mark(value: unknown): IMark | null {
   const record = asRecord(value);
-  if (!record || !text(record.cell_id) || !text(record.text)) {
+  if (!record || !text(record.text)) {
     return null;
   }
   const start = number(record.start, -1);

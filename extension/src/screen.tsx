@@ -83,7 +83,9 @@ const closeButton = (): Dialog.IButton[] => [Dialog.cancelButton({ label: 'Close
 export class Screen implements IFuseScreen {
   constructor(
     private readonly _jobs: IJobSource,
-    private readonly _rendermime: IRenderMimeRegistry | null
+    private readonly _rendermime: IRenderMimeRegistry | null,
+    /** The side panel is open: it shows what was done, and a toast would cover it. */
+    private readonly _panelIsOpen: () => boolean
   ) {}
 
   async watch(job: {
@@ -149,7 +151,9 @@ export class Screen implements IFuseScreen {
 
   inform(message: string): void {
     announce(message);
-    Notification.info(message, { autoClose: 5000 });
+    if (!this._panelIsOpen()) {
+      Notification.info(message, { autoClose: 5000 });
+    }
   }
 
   details(title: string, details: IDetails): void {

@@ -8,7 +8,6 @@ const DEFAULTS: ISettings = {
   target: 'auto',
   device: '',
   top: 5,
-  match: 'eager',
   min_saving_us: 2,
   marks: true
 };
@@ -58,7 +57,6 @@ export function merged(composite: Readonly<Record<string, unknown>>): ISettings 
     target: take('target'),
     device: take('device'),
     top: take('top'),
-    match: take('match'),
     min_saving_us: take('min_saving_us'),
     marks: take('marks')
   };

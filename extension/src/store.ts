@@ -7,6 +7,8 @@
 
 import type { ISharedCodeCell, ISharedNotebook } from '@jupyter/ydoc';
 import { ISignal, Signal } from '@lumino/signaling';
+import { sha256 } from './hash';
+import type { IFinding } from './protocol';
 import {
   emptyState,
   INotebookState,
@@ -68,11 +70,33 @@ export class FindingsStore {
     if (!before) {
       return;
     }
-    const after = reduce(before, event);
+    const after = reduce(before, this._withCells(notebook, event));
     if (after !== before) {
       this._states.set(notebook, after);
       this._changed.emit(notebook);
     }
+  }
+
+  /**
+   * Findings whose cell the kernel cannot name get the one cell that has the recorded text now.
+   * Once: later edits of that cell are then followed like those of any other.
+   */
+  private _withCells(notebook: SharedNotebook, event: NotebookEvent): NotebookEvent {
+    if (event.kind !== 'findings' || event.message.findings.every(named)) {
+      return event;
+    }
+    const ids = new Map<string, string[]>();
+    for (const cell of notebook.cells.filter(candidate => candidate.cell_type === 'code')) {
+      const hash = sha256(cell.getSource());
+      ids.set(hash, [...(ids.get(hash) ?? []), cell.getId()]);
+    }
+    const findings = event.message.findings.map(finding => {
+      const found = finding.mark ? (ids.get(finding.mark.source_hash) ?? []) : [];
+      return named(finding) || !finding.mark || found.length !== 1
+        ? finding
+        : { ...finding, mark: { ...finding.mark, cell_id: found[0] } };
+    });
+    return { ...event, message: { ...event.message, findings } };
   }
 
   cell(notebook: SharedNotebook, cellId: string): ISharedCodeCell | null {
@@ -122,4 +146,8 @@ export class FindingsStore {
       .map(finding => shownFinding(finding, state.local[finding.id], source))
       .filter(shown => shown.state === 'open' && shown.span !== null);
   }
+}
+
+function named(finding: IFinding): boolean {
+  return !finding.mark || finding.mark.cell_id !== '';
 }

@@ -11,7 +11,6 @@ const SETTINGS: ISettings = {
   target: 'auto',
   device: '',
   top: 5,
-  match: 'eager',
   min_saving_us: 2,
   marks: true
 };

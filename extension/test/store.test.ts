@@ -123,6 +123,23 @@ describe('FindingsStore', () => {
     expect(store.shown(shared)[0]).toMatchObject({ state: 'stale', span: null });
   });
 
+  it('finds the cell that the kernel cannot name by its text, and follows it from then on', () => {
+    const [store, shared] = withFindings(marked({ mark: markOf(SOURCE, 'x * 2 + 1', '') }));
+    expect(store.shown(shared)[0]).toMatchObject({ state: 'open', span: { from: 4, to: 13 } });
+    shared.cells[0].updateSource(0, 0, '# note\n');
+    expect(store.shown(shared)[0]).toMatchObject({ state: 'open', span: { from: 11, to: 20 } });
+  });
+
+  it('does not guess between two cells of the recorded text', () => {
+    const store = new FindingsStore();
+    const shared = notebook(SOURCE, SOURCE);
+    store.open(shared, 'demo.ipynb');
+    const unnamed = marked({ mark: markOf(SOURCE, 'x * 2 + 1', '') });
+    const message = { revision: 1, busy: false, profiles: [], findings: [unnamed] };
+    store.dispatch(shared, { kind: 'findings', message });
+    expect(store.shown(shared)[0]).toMatchObject({ state: 'stale', span: null });
+  });
+
   it('forgets a closed notebook, and drops what still comes for it', () => {
     const [store, shared] = withFindings(marked());
     store.close(shared);

@@ -123,7 +123,9 @@ export function ProposalView({ proposal, source }: IProposalProps): JSX.Element 
         </strong>{' '}
         {proposal.message}
       </p>
-      {proposal.timing ? <p className="fusion-timing">{speedup(proposal.timing)}</p> : null}
+      {proposal.passed && proposal.timing ? (
+        <p className="fusion-timing">{speedup(proposal.timing)}</p>
+      ) : null}
       {proposal.passed ? <DiffView before={source} after={proposal.new_source} /> : null}
       <CudaLines cuda={proposal.cuda} />
       <RungTable rungs={proposal.rungs} />
