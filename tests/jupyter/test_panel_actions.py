@@ -136,7 +136,9 @@ def test_a_wrong_kernel_fails_validation_is_shown_and_not_applied(profiled: Any,
     planted = dataclasses.replace(good, text=wrong, hash=hashlib.sha256(wrong.encode()).hexdigest())
     report, unfused = advice.report, WrittenOutGelu.forward.__code__
     try:
-        advice._keep(lambda now: {"kernels": ((finding, planted),), "validations": ()})
+        advice._keep(
+            lambda now: {"kernels": ((finding, planted),), "validations": (), "applied": ()}
+        )
         choose(panel, finding)
         panel.actions.buttons["validate"].click()
         work = ended(panel, finding)
