@@ -15,7 +15,7 @@ from operator import attrgetter
 from fusion_advisor.analysis.graph_index import GraphIndex, Numbers, build_index
 from fusion_advisor.analysis.partition import element_count, item_bytes
 from fusion_advisor.ops import functional_name
-from fusion_advisor.records import FusionCandidate, OpGraph, TensorSpec
+from fusion_advisor.records import FusionCandidate, OpGraph, OpNode, TensorSpec
 
 # Ops whose written argument is overwritten without being read.
 _WRITE_ONLY = frozenset(
@@ -105,9 +105,7 @@ class TrafficModel:
         """What calls of this form move, and the places of the operands that they read."""
         index = self.index
         node = index.nodes[position]
-        if node.kind in _MOVES_NOTHING:
-            return _NOTHING, ()
-        if node.kind == "factory" and node.op.startswith(_UNWRITTEN_FACTORIES):
+        if not moves_memory(node):
             return _NOTHING, ()
         places = list(range(len(node.inputs)))
         if node.mutates and functional_name(node.op) in _WRITE_ONLY:
@@ -122,6 +120,13 @@ class TrafficModel:
             # A look-up reads as many elements of its table as it gives, not the whole table.
             reads = (min(reads[0], sum(writes)), *reads[1:])
         return OpTraffic(reads, writes, sum(reads) + sum(writes))
+
+
+def moves_memory(node: OpNode) -> bool:
+    """Whether an op moves bytes: views, metadata ops and new memory left unwritten do not."""
+    if node.kind in _MOVES_NOTHING:
+        return False
+    return node.kind != "factory" or not node.op.startswith(_UNWRITTEN_FACTORIES)
 
 
 def _memories(index: GraphIndex) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from fusion_advisor.analysis.traffic import moves_memory
 from fusion_advisor.quantities import (
     bytes_text,
     percent_text,
@@ -400,8 +401,8 @@ def proof_word(capture: Capture) -> str:
 
 
 def compute_ops(capture: Capture) -> int:
-    """Ops that touch memory: views and metadata do not count."""
-    return sum(node.kind not in ("view", "metadata") for node in capture.graph.nodes)
+    """Ops that touch memory: views, metadata ops and unwritten new tensors do not count."""
+    return sum(moves_memory(node) for node in capture.graph.nodes)
 
 
 def launches(report: Report) -> tuple[int, int]:
