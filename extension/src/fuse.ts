@@ -77,16 +77,12 @@ export async function fuseInPlace(context: IFuseContext, finding: IFinding): Pro
   }
   if ((await watched) === 'hidden') {
     store.dispatch(notebook, { kind: 'proposal', finding: finding.id, proposal, source });
-    inform(context, `“${label(finding)}”: the fused cell is ready for review in the side panel.`);
+    const said = `“${label(finding)}”: the fused cell is ready for review in the side panel.`;
+    store.dispatch(notebook, { kind: 'notice', text: said, isError: false });
+    screen.inform(said);
     return;
   }
   await review(context, finding, proposal, source);
-}
-
-/** Say that something was done; the panel keeps it. */
-function inform({ store, notebook, screen }: IFuseContext, message: string): void {
-  store.dispatch(notebook, { kind: 'notice', text: message, isError: false });
-  screen.inform(message);
 }
 
 export function refuseEnded(screen: IFuseScreen, title: string, error: unknown): void {
@@ -128,5 +124,5 @@ export async function review(
   }
   editCell(cell, proposal.edits);
   fused.accepted(finding, cellId, source, proposal.new_source);
-  inform(context, 'The fused kernel is in the cell. Run it; one Ctrl-Z in the cell takes it back.');
+  screen.inform('The fused kernel is in the cell. Run it; one Ctrl-Z in the cell takes it back.');
 }

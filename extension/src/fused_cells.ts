@@ -100,6 +100,10 @@ export class FusedCells {
       state: applied ? 'applied' : 'open',
       reason: applied ? 'The fused kernel is in the cell.' : ''
     });
+    const text = applied
+      ? 'The fused kernel is in the cell. Run it; one Ctrl-Z in the cell takes it back.'
+      : 'The original text is back in the cell.';
+    this._store.dispatch(this._notebook, { kind: 'notice', text, isError: false });
     if (this._link.state !== 'ready') {
       return;
     }

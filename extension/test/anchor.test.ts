@@ -23,8 +23,25 @@ describe('locate', () => {
     expect(locate('', { start: 0, text })).toBeNull();
   });
 
+  it('does not take a part of another expression for it', () => {
+    const sum = 'x + 1';
+    for (const edited of ['y = xx + 1', 'y = a.x + 1', 'y = x + 10', 'y = x + 1.5', 'y = θx + 1']) {
+      expect(locate(edited, { start: edited.indexOf(sum), text: sum })).toBeNull();
+    }
+    // An attribute of the whole, or a call of it, leaves it whole.
+    expect(locate('y = f(x).loss', { start: 4, text: 'f(x)' })).toEqual({ from: 4, to: 8 });
+    expect(locate('y = x.T', { start: 4, text: 'x' })).toEqual({ from: 4, to: 5 });
+  });
+
+  it('does not count parts of other expressions as further occurrences', () => {
+    expect(locate('\na = xx + 1\nb = x + 1', { start: 4, text: 'x + 1' })).toEqual({
+      from: 16,
+      to: 21
+    });
+  });
+
   it('sees overlapping occurrences as ambiguous', () => {
-    expect(locate('z = aaa', { start: 0, text: 'aa' })).toBeNull();
+    expect(locate('z = (())(())(())', { start: 0, text: '(())(())' })).toBeNull();
   });
 
   it('counts UTF-16 units: an emoji is two', () => {

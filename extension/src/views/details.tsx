@@ -31,7 +31,8 @@ export function DetailsView({ details }: { details: IDetails }): JSX.Element {
           </ul>
         </>
       ) : null}
-      <RungTable rungs={details.rungs} />
+      {/* The text has the checks too; the table stands in where there is no text. */}
+      {details.text ? null : <RungTable rungs={details.rungs} />}
       {details.kernel ? (
         <details className="fusion-kernel">
           <summary>Text of the kernel</summary>

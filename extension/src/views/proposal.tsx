@@ -65,6 +65,14 @@ function DiffLine({ line }: { line: IDiffLine }): JSX.Element {
 
 export function DiffView({ before, after }: { before: string; after: string }): JSX.Element {
   const lines = React.useMemo(() => withContext(diffLines(before, after)), [before, after]);
+  const box = React.useRef<HTMLDivElement>(null);
+  React.useLayoutEffect(() => {
+    // The kernel's text comes first and is long; what becomes of the person's own line is shown.
+    const first = box.current?.querySelector<HTMLElement>('.fusion-diff-removed');
+    if (box.current && first) {
+      box.current.scrollTop = first.offsetTop - box.current.clientHeight / 2;
+    }
+  }, [lines]);
   const removed = lines.filter(line => line.kind === 'removed').length;
   const added = lines.filter(line => line.kind === 'added').length;
   return (
@@ -73,7 +81,13 @@ export function DiffView({ before, after }: { before: string; after: string }): 
         {`Change of the cell: ${added} lines added (+), ${removed} removed (-)`}
       </div>
       {/* Scrolls by keyboard: focusable, with a name. */}
-      <div className="fusion-diff" role="region" aria-label="Diff of the cell" tabIndex={0}>
+      <div
+        ref={box}
+        className="fusion-diff"
+        role="region"
+        aria-label="Diff of the cell"
+        tabIndex={0}
+      >
         <table>
           <tbody>
             {lines.map((line, index) => (
@@ -108,6 +122,14 @@ function CudaLines({ cuda }: { cuda: IProposal['cuda'] }): JSX.Element | null {
   );
 }
 
+function verdict({ passed, message }: IProposal): string {
+  if (!passed) {
+    return '✗ Validation failed; nothing is edited.';
+  }
+  // The kernel's sentence mostly begins with the word itself.
+  return message.startsWith('Validated') ? '✓' : '✓ Validated.';
+}
+
 export interface IProposalProps {
   proposal: IProposal;
   /** The cell's text that the proposal was made for. */
@@ -118,10 +140,7 @@ export function ProposalView({ proposal, source }: IProposalProps): JSX.Element 
   return (
     <div className="fusion-proposal">
       <p className={proposal.passed ? 'fusion-verdict' : 'fusion-verdict fusion-verdict-failed'}>
-        <strong>
-          {proposal.passed ? '✓ Validated.' : '✗ Validation failed; nothing is edited.'}
-        </strong>{' '}
-        {proposal.message}
+        <strong>{verdict(proposal)}</strong> {proposal.message}
       </p>
       {proposal.passed && proposal.timing ? (
         <p className="fusion-timing">{speedup(proposal.timing)}</p>
