@@ -70,7 +70,7 @@ class FuseMagics(Magics):
         config=True
     )
     max_ops = Int(50_000, min=1, help="Most ops to record.").tag(config=True)
-    keep = Int(4, min=1, help="How many earlier profiles %fuse_show and %fuse_apply reach.").tag(
+    keep = Int(8, min=1, help="How many earlier profiles %fuse_show and %fuse_apply reach.").tag(
         config=True
     )
     plots = Bool(True, help="Draw plots in the notebook display.").tag(config=True)
