@@ -43,7 +43,11 @@ CHECKS = ("lint", "test")
 
 
 class FrontEndError(Exception):
-    """What is missing or failed, and what to do."""
+    """What failed, and what to do."""
+
+
+class MissingToolError(FrontEndError):
+    """node, jupyter-builder or the packages from the registry are not here."""
 
 
 # What was built from what
@@ -127,14 +131,14 @@ def jlpm_folder() -> Path:
     for file in files:
         if file.stem == "jlpm" and file.suffix in ("", ".exe"):
             return Path(str(file.locate())).resolve().parent
-    raise FrontEndError("jupyter-builder is not here: pip install jupyter-builder")
+    raise MissingToolError("jupyter-builder is not here: pip install jupyter-builder")
 
 
 def jlpm(*arguments: str, root: Path = ROOT, quiet: bool = False) -> None:
     """Run jlpm in ``extension/``; what it printed is shown when it fails."""
     node = node_folder()
     if node is None:
-        raise FrontEndError(INSTALL_NODE)
+        raise MissingToolError(INSTALL_NODE)
     tools = jlpm_folder()
     path = os.pathsep.join([str(tools), str(node), os.environ.get("PATH", os.defpath)])
     done = subprocess.run(
@@ -161,7 +165,12 @@ def install(root: Path = ROOT, *, quiet: bool = False) -> None:
     stamp = folder / "node_modules" / ".fusion-advisor-installed"
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         return
-    jlpm("install", "--immutable", root=root, quiet=quiet)
+    try:
+        jlpm("install", "--immutable", root=root, quiet=quiet)
+    except MissingToolError:
+        raise
+    except FrontEndError as error:
+        raise MissingToolError(f"the packages of extension/yarn.lock are not here: {error}") from None
     stamp.write_text(wanted, encoding="utf-8")
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from notebook_page import NotebookPage
 
-MARK = ".fa-mark"
+MARK = ".fusion-mark"
 TOOLTIP = ".cm-tooltip-lint"
-PREVIEW = ".jp-Dialog .fa-proposal"
+PREVIEW = ".jp-Dialog .fusion-proposal"
 PANEL = "#fusion-advisor-panel"
 
 
@@ -57,17 +57,18 @@ class AdvisorPage:
 
     def rungs(self) -> dict[str, str]:
         """Name to status of the rungs that the open preview lists."""
-        rows = self.preview().locator(".fa-rungs tbody tr")
+        rows = self.preview().locator(".fusion-rungs tbody tr")
         return {
             row.locator("th").inner_text(): str(row.get_attribute("data-status"))
             for row in rows.all()
         }
 
     def press(self, button: str) -> None:
-        """A button of the open dialog; waits until the dialog has gone."""
-        dialog = self.page.locator(".jp-Dialog")
-        dialog.get_by_role("button", name=button, exact=True).click()
-        dialog.wait_for(state="detached")
+        """A button of the dialog in front; waits until that dialog has gone."""
+        dialog = self.page.locator(".jp-Dialog").last
+        shown = dialog.element_handle()
+        dialog.locator(".jp-Dialog-button", has_text=button).click()
+        shown.wait_for_element_state("hidden")
 
     # -- panel -----------------------------------------------------------------------------
 
@@ -80,12 +81,12 @@ class AdvisorPage:
         return panel
 
     def findings(self) -> Any:
-        return self.panel().locator(".fa-finding")
+        return self.panel().locator(".fusion-finding")
 
     def finding(self, name: str, state: str | None = None) -> Any:
         """One finding in the panel, in ``state`` where given."""
         wanted = f"[data-state='{state}']" if state else ""
-        item = self.panel().locator(f".fa-finding[data-finding='{name}']{wanted}").first
+        item = self.panel().locator(f".fusion-finding[data-finding='{name}']{wanted}").first
         item.wait_for(state="visible")
         return item
 

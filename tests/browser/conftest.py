@@ -28,11 +28,10 @@ def labextension() -> Path:
     """A current production build of ``extension/``."""
     try:
         front_end.build(quiet=True)
+    except front_end.MissingToolError as error:
+        pytest.skip(str(error))
     except front_end.FrontEndError as error:
-        missing = str(error)
-        if front_end.INSTALL_NODE in missing or "pip install" in missing:
-            pytest.skip(missing)
-        pytest.fail(missing, pytrace=False)
+        pytest.fail(str(error), pytrace=False)
     return front_end.built_folder()
 
 

@@ -98,6 +98,16 @@ class NotebookPage:
                 texts.append(joined(output["data"].get("text/plain", "")))
         return ANSI.sub("", "\n".join(texts))
 
+    def wait_for_output(self, index: int, text: str) -> None:
+        """Until a cell has printed ``text``: the kernel's status is no sign of a cell's end, since
+        a message that is served beside a running cell makes it idle too.
+        """
+        self.page.wait_for_function(
+            f"([i, text]) => JSON.stringify({PANEL}.content.model.sharedModel.cells[i]"
+            ".getOutputs()).includes(text)",
+            arg=[index, text],
+        )
+
     # -- running ---------------------------------------------------------------------------
 
     def start(self, index: int) -> None:

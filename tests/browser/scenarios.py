@@ -1,0 +1,71 @@
+"""Cells, and the walk through mark, preview, Accept and undo that every front end must allow."""
+
+from __future__ import annotations
+
+from advisor_page import AdvisorPage
+from chromium import screenshot
+from notebook_page import NotebookPage
+
+SETUP = """%load_ext fusion_advisor
+import torch
+torch.set_num_threads(1)
+torch.manual_seed(0)
+x = torch.randn(1024, 1024)
+w = torch.randn(1024)
+b = torch.randn(1024)"""
+EXPRESSION = "torch.relu(x * w + b) * 0.5 + x"
+CHAIN = f"%%fuse_profile\ny = {EXPRESSION}  # tail"
+# Ops whose fused kernels are bit-equal to eager's, so a digest tells.
+DIGEST = "import hashlib\nprint(hashlib.sha256(y.numpy().tobytes()).hexdigest())"
+SHOWN_WITHIN_MS = 5_000
+
+
+# Runs the cell; milliseconds from its end to the first mark, as the page itself sees them.
+LATENCY = """async index => {
+    const nb = jupyterapp.shell.currentWidget.content;
+    const marked = new Promise(done => {
+        const look = () => nb.node.querySelector('.fusion-mark') && done(performance.now());
+        new MutationObserver(look).observe(nb.node, {childList: true, subtree: true});
+    });
+    nb.activeCellIndex = index;
+    await jupyterapp.commands.execute('notebook:run-cell');
+    const ended = performance.now();
+    return await Promise.race([marked.then(at => Math.max(0, at - ended)),
+                               new Promise(done => setTimeout(() => done(-1), 60000))]);
+}"""
+
+
+def profile(notebook: NotebookPage, cell: int = 1) -> AdvisorPage:
+    """Run the cell with the magic, and wait for its mark."""
+    advisor = AdvisorPage(notebook)
+    output = notebook.run(cell)
+    assert "Fusing" in output, output
+    advisor.wait_for_mark(cell)
+    return advisor
+
+
+def fuse_accept_and_undo(notebook: NotebookPage, name: str) -> None:
+    """From the mark to the kernel in the cell and back by one undo; same values throughout."""
+    notebook.run(0)
+    advisor = profile(notebook)
+    digest = notebook.run(2)
+    original = notebook.text(1)
+    advisor.choose(1, "Fuse in place")
+    advisor.preview()
+    screenshot(notebook.page, f"{name}-preview")
+    assert set(advisor.rungs().values()) <= {"passed", "not run"}
+    advisor.press("Accept")
+    notebook.page.wait_for_function(
+        "text => jupyterapp.shell.currentWidget.content.model.sharedModel.cells[1].getSource()"
+        " !== text",
+        arg=original,
+    )
+    fused = notebook.text(1)
+    assert "@cuda.jit" in fused
+    assert EXPRESSION not in fused.splitlines()[-1]
+    notebook.run(1)
+    assert notebook.run(2) == digest
+    screenshot(notebook.page, f"{name}-fused")
+    notebook.editor(1).click()
+    notebook.page.keyboard.press("Control+z")
+    assert notebook.text(1) == original
