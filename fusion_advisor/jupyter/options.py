@@ -10,6 +10,7 @@ from typing import Literal
 from fusion_advisor.errors import UsageError
 
 _TOKEN = re.compile(r"\s*(--?[A-Za-z][\w-]*)(?:=|(?=\s|$))|\s*(--)(?=\s|$)")
+_COMMENT = re.compile(r"(?:^|\s)#(?=\s|$)")
 _VALUE = re.compile(r"""\s*("[^"]*"|'[^']*'|\S+)""")
 
 
@@ -93,12 +94,22 @@ def _checked(option: Option, value: str, magic: str) -> object:
     return value
 
 
+def _words(line: str) -> list[str]:
+    """The line's words, less a comment behind them as Python code may have; ``ValueError``."""
+    for comment in _COMMENT.finditer(line):
+        try:
+            return shlex.split(line[: comment.start()])
+        except ValueError:
+            continue  # this one stands between quotes
+    return shlex.split(line)
+
+
 def parse_anywhere(
     line: str, options: tuple[Option, ...], magic: str
 ) -> tuple[dict[str, object], list[str]]:
     """Options and plain words in any order: for magics that take finding ids or a path."""
     try:
-        words = shlex.split(line)
+        words = _words(line)
     except ValueError as error:
         raise UsageError(f"{magic}: {error}") from error
     by_flag = {flag: option for option in options for flag in option.flags}

@@ -1,9 +1,11 @@
-"""The quickstart notebook, executed as ``make demo`` does, and what a person then has."""
+"""The notebooks, executed as a person would: ``make demo``, ``jupyter execute``, nbconvert."""
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +17,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 QUICKSTART = ROOT / "notebooks" / "01_quickstart.ipynb"
+LESSONS = ("02_reading_a_report", "03_from_finding_to_kernel")
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def runner() -> ModuleType:
@@ -169,3 +174,114 @@ def test_an_untrusted_reopen_still_shows_headline_and_table(demo):
     assert any(part.startswith("Fusing 1 place would save about ") for part in page.kept)
     assert "table" in page.tags
     assert "Saves per run" in page.kept
+
+
+# The lessons
+
+
+def jupyter(*words: str, folder: Path) -> None:
+    """``jupyter WORDS`` in ``folder``, as from a shell: away from the person's own profile."""
+    home = {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_CONFIG_DIR": str(folder / "config")}
+    result = subprocess.run(
+        [sys.executable, "-m", "jupyter", *words],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **home},
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
+
+
+class Lesson:
+    """A lesson after ``jupyter execute``, and the page that nbconvert makes of it."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        source = folder / f"{name}.ipynb"
+        source.write_bytes((ROOT / "notebooks" / source.name).read_bytes())
+        jupyter("execute", "--inplace", source.name, folder=folder)
+        jupyter("nbconvert", "--to", "html", source.name, folder=folder)
+        notebook = json.loads(source.read_text(encoding="utf-8"))
+        self.name = name
+        self.cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        self.page = source.with_suffix(".html").read_text(encoding="utf-8")
+        self.outputs = [output for cell in self.cells for output in cell["outputs"]]
+        self.printed = "".join(
+            "".join(output["text"]) for output in self.outputs if output["output_type"] == "stream"
+        )
+
+
+@pytest.fixture(scope="module", params=LESSONS)
+def lesson(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lesson:
+    return Lesson(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def test_a_lesson_runs_to_its_end_without_a_complaint(lesson):
+    assert all(cell["execution_count"] for cell in lesson.cells)
+    for output in lesson.outputs:
+        assert output["output_type"] != "error"
+        assert output.get("name") != "stderr", output["text"]
+
+
+def test_nothing_in_a_lesson_needs_a_live_kernel_to_be_seen(lesson):
+    shown = [output["data"] for output in lesson.outputs if "data" in output]
+    assert shown
+    for data in shown:
+        assert not [kind for kind in data if "widget" in kind]
+        assert data["text/plain"]
+    assert "application/vnd.jupyter.widget" not in lesson.page
+
+
+def test_the_page_of_a_lesson_holds_headline_tables_and_plots(lesson):
+    text = re.sub(r"<[^>]+>", "", lesson.page)
+    assert re.search(r"Fusing \d+ places? would save about [\d.,]+ \S+ of ", text)
+    assert lesson.page.count("<table") >= 5
+    plots = re.findall(r'<img[^>]+src="data:image/png;base64,([^"]+)"', lesson.page)
+    drawn = [cell for cell in lesson.cells if "plt.show()" in "".join(cell["source"])]
+    assert len(drawn) >= 3
+    assert len(plots) >= len(drawn)
+    assert all(base64.b64decode(plot)[:8] == PNG for plot in plots)
+
+
+@pytest.mark.parametrize("lesson", LESSONS[:1], indirect=True)
+def test_the_lesson_on_reports_provokes_every_common_reason(lesson):
+    text = re.sub(r"<[^>]+>", " ", lesson.page)
+    for code in ("not-elementwise", "non-convex", "mutated-input", "view", "random", "host-sync"):
+        assert re.search(rf"\b{code}\b", text), code
+    assert "no kernels are generated for complex64" in text
+    assert "compute-bound: bytes −67%" in lesson.printed
+    assert "a fused call costs more than it would save" in lesson.printed
+    assert "backward would run the eager ops again" in lesson.printed
+    assert re.search(r"pays after [\d,]+ calls|does not pay here", lesson.printed)
+
+
+@pytest.mark.parametrize("lesson", LESSONS[1:], indirect=True)
+def test_the_lesson_on_kernels_gives_the_worked_example_and_rejects_every_plant(lesson):
+    assert "before 12,000,150   after 4,000,050   3.00 ×   4,000,000 accesses" in lesson.printed
+    (plants,) = [
+        "".join(output["data"]["text/html"])
+        for output in lesson.outputs
+        if "stopped at" in "".join(output.get("data", {}).get("text/html", ""))
+    ]
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in plants.split("<tr>")]
+    verdicts = {row[0]: (row[1], row[2]) for row in rows if len(row) == 4}
+    assert verdicts.pop("bfloat16, as it should be") == ("passed", "")
+    assert {verdict for verdict, _ in verdicts.values()} == {"failed"}
+    assert verdicts["bfloat16, product not rounded"][1] == "CPU kernel"
+    assert "left 2 of 514 elements of out unwritten" in plants
+    if "CUDA: multiply-add contracted" in verdicts:
+        assert verdicts["CUDA: multiply-add contracted"][1] == "no stray FMA"
+        assert re.search(r"x \* scale \+ bias +→ fma\.rn\.f32\n", lesson.printed)
+        assert re.search(r"fmul_rn, then \+ +→ mul\.rn\.f32, add", lesson.printed)
+    assert "taken out; bitwise as before" in lesson.printed
+
+
+# Before anybody runs them
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_committed_notebook_holds_no_outputs(path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    cells = notebook["cells"]
+    assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+    identifiers = [cell["id"] for cell in cells]
+    assert len(set(identifiers)) == len(identifiers)
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
+    assert cells[0]["cell_type"] == "markdown"
