@@ -54,6 +54,8 @@ def nothing_text(
     first = f"{most / total:.0%} of the ops' time is in {kind} ops."
     if not candidates:
         count = sum(info is not None for info in index.infos)
+        if count < 2:
+            return f"{first} There is {'one' if count else 'no'} elementwise op in it."
         return (
             f"{first} No two of the {count} elementwise ops can share a kernel: "
             "each stands between ops that need whole rows, or no kernel is made for it."

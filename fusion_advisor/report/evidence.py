@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusion_advisor.quantities import plain_number, time_text, times_text
+from fusion_advisor.quantities import bytes_text, plain_number, time_text, times_text
 from fusion_advisor.records import AppliedFix, CostEstimate, Report
 from fusion_advisor.report.values import one_line
 
@@ -117,6 +117,35 @@ def applied_rows(report: Report) -> tuple[tuple[str, str, str, str, str], ...]:
         for fix in report.applied
         if fix.before_us > 0 and fix.after_us > 0
     )
+
+
+def ceiling_rows(report: Report) -> tuple[tuple[str, str], ...]:
+    """What the device can do, which every estimate rests on."""
+    ceilings = report.device or report.capture.ceilings
+    if ceilings is None:
+        return ()
+    origin = "measured here" if ceilings.origin == "measured" else "from its data sheet"
+    when = f" at {one_line(ceilings.measured_at, 40)}" if ceilings.measured_at else ""
+    bandwidth = ", ".join(
+        f"{plain_number(point.gb_per_s)} GB/s at {bytes_text(point.working_set_bytes)}"
+        for point in ceilings.bandwidth
+    )
+    rows = [
+        ("Ceilings", f"{one_line(ceilings.name, 80)}, {origin}{when}"),
+        ("Bandwidth by working set", bandwidth or "unknown"),
+        (
+            "Arithmetic",
+            ", ".join(f"{name} {plain_number(rate)} GFLOP/s" for name, rate in ceilings.gflops)
+            or "unknown",
+        ),
+        ("One eager op", f"{time_text(ceilings.dispatch_us)} of dispatch"),
+    ]
+    for name, us in (("A kernel launch", ceilings.launch_us), ("A fused call", ceilings.call_us)):
+        if us > 0:
+            rows.append((name, time_text(us)))
+    if ceilings.page_fault_us_per_mb > 0:
+        rows.append(("Fresh memory", f"{time_text(ceilings.page_fault_us_per_mb)} per MB"))
+    return tuple(rows)
 
 
 def _state(fix: AppliedFix) -> str:

@@ -12,7 +12,16 @@ import hashlib
 from fusion_advisor._version import __version__
 from fusion_advisor.quantities import percent_text, plural, time_text
 from fusion_advisor.records import Report
-from fusion_advisor.report.html_finding import finding_card, status_tag
+from fusion_advisor.report.evidence import ceiling_rows
+from fusion_advisor.report.html_finding import finding_card
+from fusion_advisor.report.html_tables import (
+    filter_field,
+    findings_table,
+    measured_section,
+    modules_section,
+    pairs_table,
+    scrolled,
+)
 from fusion_advisor.report.page_style import SCRIPT, STYLE
 from fusion_advisor.report.roofline import roofline, roofline_svg
 from fusion_advisor.report.values import escaped
@@ -23,9 +32,13 @@ from fusion_advisor.report.view import (
     bound_counts,
     environment_rows,
     finding_views,
+    ignored_sentence,
     summarize,
     time_by_kind,
 )
+
+_DRAWN = 50  # data flows: beyond these nobody looks, and drawings are what makes a page heavy
+_CHARTED = 24  # bars that still make a chart
 
 
 def render_html(report: Report) -> str:
@@ -36,11 +49,12 @@ def render_html(report: Report) -> str:
     body = [
         _header(title, summary),
         "<main>",
-        _findings_table(views),
-        "".join(finding_card(report, view) for view in views),
-        _gains(views),
+        _findings(report, views),
+        measured_section(report),
+        _gains(tuple(view for view in views if not view.finding.ignored)),
         _roofline(report),
         _time(report),
+        modules_section(report),
         _why_not(report),
         _environment(report),
         "</main>",
@@ -74,48 +88,44 @@ def _header(title: str, summary: Summary) -> str:
     )
     warnings = "".join(f"<li>{escaped(line)}</li>" for line in summary.warnings)
     notes = f'<ul class="notes" aria-label="Notes">{warnings}</ul>' if warnings else ""
+    # Why nothing is worth it can take three sentences: too long for a heading.
+    heading, _, reason = summary.headline.partition(": ")
+    lead = f'<p class="lead">{escaped(reason)}</p>' if reason else ""
     return (
         '<header>\n<a class="skip" href="#findings">Skip to the findings</a>\n'
-        f'<p class="run">{title}</p>\n<h1>{escaped(summary.headline)}</h1>\n'
+        f'<p class="run">{title}</p>\n<h1>{escaped(heading)}</h1>\n{lead}'
         f'<dl class="facts">{facts}</dl>\n{notes}\n</header>'
     )
 
 
-def _findings_table(views: tuple[FindingView, ...]) -> str:
-    if not views:
-        return '<section id="findings"><h2>Findings</h2><p class="muted">None.</p></section>'
-    largest = max((view.finding.share for view in views), default=0.0) or 1.0
-    rows = "".join(_finding_row(view, largest) for view in views)
-    return (
-        '<section id="findings"><h2>Findings, best first</h2>'
-        '<div class="scroll" tabindex="0" role="region" aria-label="Ranked findings"><table>'
-        '<thead><tr><th scope="col">Finding</th><th scope="col">What and where</th>'
-        '<th scope="col" class="num">Saves per run</th><th scope="col">Share</th>'
-        '<th scope="col" class="num">Memory traffic</th><th scope="col" class="num">Kernels</th>'
-        f'<th scope="col">State</th></tr></thead><tbody>{rows}</tbody></table></div></section>'
-        "<h2>The evidence</h2>"
-    )
-
-
-def _finding_row(view: FindingView, largest: float) -> str:
-    width = max(0.0, min(100.0, 100 * view.finding.share / largest))
-    return (
-        f'<tr><th scope="row"><a href="#{escaped(view.id)}">{escaped(view.id)}</a></th>'
-        f'<td class="where">{escaped(view.finding.title)}<br>'
-        f'<span class="muted">{escaped(view.place)}</span></td>'
-        f'<td class="num">{escaped(view.saving)}<br>'
-        f'<span class="muted">{escaped(view.saving_range)}</span></td>'
-        f'<td class="nowrap">{escaped(view.share)}'
-        f'<span class="bar"><i style="width:{width:.1f}%"></i></span></td>'
-        f'<td class="num">{escaped(view.traffic)}</td><td class="num">{escaped(view.launches)}</td>'
-        f"<td>{status_tag(view)}</td></tr>"
-    )
+def _findings(report: Report, views: tuple[FindingView, ...]) -> str:
+    """The ranked table, the evidence of each, and those that a comment ignores, folded."""
+    told = [view for view in views if not view.finding.ignored]
+    left = [view for view in views if view.finding.ignored]
+    parts = ['<section id="findings"><h2>Findings, best first</h2>']
+    parts.append(findings_table(views) if views else '<p class="muted">None.</p>')
+    parts.append("</section>")
+    if told:
+        parts.append("<h2>The evidence</h2>")
+        parts += [
+            finding_card(report, view, drawn=place < _DRAWN) for place, view in enumerate(told)
+        ]
+    if left:
+        parts.append(
+            f"<h2>Ignored by comments</h2><p>{escaped(ignored_sentence(report))}. They are in no "
+            'sum above.</p><details class="ignored"><summary>Their evidence</summary>'
+        )
+        parts += [finding_card(report, view, drawn=False) for view in left]
+        parts.append("</details>")
+    return "\n".join(parts)
 
 
 def _gains(views: tuple[FindingView, ...]) -> str:
     if not views:
         return ""
     blocks = []
+    more = plural(len(views) - _CHARTED, "smaller finding") if len(views) > _CHARTED else ""
+    views = views[:_CHARTED]
     estimates = [view.estimate for view in views]
     for label, before, after in (
         (
@@ -143,6 +153,7 @@ def _gains(views: tuple[FindingView, ...]) -> str:
         '<section><h2>Before and after</h2><div class="card">'
         + "<br>".join(blocks)
         + key
+        + (f'<p class="muted">{more} not drawn.</p>' if more else "")
         + "</div></section>"
     )
 
@@ -213,11 +224,8 @@ def _why_not(report: Report) -> str:
     )
     return (
         "<section><h2>Not fused, and why</h2>"
-        '<div class="filter" id="filter" hidden><label for="q">Filter by op, place or '
-        "reason</label>"
-        '<input id="q" type="search" autocomplete="off"><span id="shown" role="status"></span>'
-        "</div>"
-        '<div class="scroll" tabindex="0" role="region" aria-label="Pairs that are not fused">'
+        + filter_field("why-not", "Filter by op, place or reason")
+        + '<div class="scroll" tabindex="0" role="region" aria-label="Pairs that are not fused">'
         '<table id="why-not"><thead><tr><th scope="col">Code</th><th scope="col">Ops</th>'
         '<th scope="col">Where</th><th scope="col">Reason</th></tr></thead>'
         f"<tbody>{body}</tbody></table></div></section>"
@@ -225,11 +233,5 @@ def _why_not(report: Report) -> str:
 
 
 def _environment(report: Report) -> str:
-    body = "".join(
-        f'<tr><th scope="row">{escaped(name)}</th><td class="where">{escaped(value)}</td></tr>'
-        for name, value in environment_rows(report)
-    )
-    return (
-        '<section><h2>Measured on</h2><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="Environment"><table><tbody>{body}</tbody></table></div></section>'
-    )
+    table = pairs_table((*environment_rows(report), *ceiling_rows(report)))
+    return f"<section><h2>Measured on</h2>{scrolled('Environment', table)}</section>"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fusion_advisor.quantities import plural, time_text
+from fusion_advisor.quantities import plain_number, plural, time_text
 from fusion_advisor.records import Report, ValidationResult
 from fusion_advisor.report.dataflow import dataflow_svg
+from fusion_advisor.report.evidence import TERMS_EXPLAINED, term_rows, textbook_text
 from fusion_advisor.report.highlight import highlight
 from fusion_advisor.report.values import escaped, excerpt
 from fusion_advisor.report.view import (
@@ -29,8 +30,8 @@ def status_tag(view: FindingView) -> str:
     return f'<span class="tag {_TAGS.get(view.state, "")}">{escaped(view.state)}</span>'
 
 
-def finding_card(report: Report, view: FindingView) -> str:
-    """The whole card."""
+def finding_card(report: Report, view: FindingView, *, drawn: bool = True) -> str:
+    """The whole card; ``drawn`` with the memory trips and tables, which are many elements."""
     finding = view.finding
     parts = [
         f'<article class="card" id="{escaped(view.id)}"><div class="top"><h3>'
@@ -40,7 +41,7 @@ def finding_card(report: Report, view: FindingView) -> str:
         f"({escaped(view.share)}; {escaped(view.saving_range)}).</p>",
         f"<p>{escaped(finding.message)}</p>" if finding.message else "",
         _source(view),
-        _flow(report, view),
+        _flow(report, view) if drawn else "",
         _verdicts(view),
         f"<h4>Is it safe?</h4><p>{escaped(view.safety)}</p>",
         "".join(f'<p class="muted">{escaped(note)}</p>' for note in finding.notes),
@@ -51,7 +52,7 @@ def finding_card(report: Report, view: FindingView) -> str:
         f'<p class="next">Next, in the notebook: <code>{escaped(view.next_magic)}</code> · '
         f"in Python: <code>{escaped(view.next_python)}</code> · "
         f"about the rule: <code>fusion-advisor explain {escaped(finding.rule)}</code></p>",
-        _estimate(view),
+        _estimate(view) if drawn else _brief_estimate(view),
         _checks(view.validation) if view.validation is not None else "",
         _kernel(view),
         "</article>",
@@ -106,28 +107,69 @@ def _refusals(view: FindingView) -> str:
 
 def _estimate(view: FindingView) -> str:
     estimate = view.estimate
-    rows = [
-        ("Time before", time_text(estimate.time_before_us)),
+    after = (
+        f"{time_text(estimate.time_after_mid_us)} ({time_text(estimate.time_after_low_us)} to "
+        f"{time_text(estimate.time_after_high_us)})"
+    )
+    models = [
         (
-            "Time after, low / mid / high",
-            f"{time_text(estimate.time_after_low_us)} / {time_text(estimate.time_after_mid_us)} / "
-            f"{time_text(estimate.time_after_high_us)}",
-        ),
-        ("Memory traffic", view.traffic),
-        ("Kernels", view.launches),
-        ("Limited by", estimate.bound),
-        ("Registers (estimate)", str(estimate.registers) if estimate.registers else "unknown"),
+            "Measured before, estimated for this device after",
+            time_text(estimate.time_before_us),
+            after,
+        )
     ]
     if estimate.textbook_before_us > 0:
-        rows.append(
+        models.append(
             (
-                "Textbook model",
-                f"{time_text(estimate.textbook_before_us)} → "
-                f"{time_text(estimate.textbook_after_us)}",
+                "Textbook, N(M + C) → M + NC",
+                time_text(estimate.textbook_before_us),
+                time_text(estimate.textbook_after_us),
             )
         )
-    rows += [(f"Term: {name}", time_text(us)) for name, us in estimate.terms]
-    return f"<details><summary>How the saving is estimated</summary>{_table(rows)}</details>"
+    compared = "".join(
+        f'<tr><th scope="row">{escaped(name)}</th><td class="num">{escaped(before)}</td>'
+        f'<td class="num">{escaped(fused)}</td></tr>'
+        for name, before, fused in models
+    )
+    terms = "".join(
+        f'<tr><th scope="row">{escaped(name)}</th><td class="num">{escaped(us)}</td>'
+        f'<td class="where">{escaped(meaning)}</td></tr>'
+        for name, us, meaning in term_rows(estimate)
+    )
+    others = _table(
+        [
+            ("Limited by", estimate.bound),
+            ("Arithmetic", f"{plain_number(estimate.flops / 1e6)} million operations"),
+            ("Registers (estimate)", str(estimate.registers) if estimate.registers else "unknown"),
+        ]
+    )
+    return (
+        "<details><summary>How the saving is estimated</summary>"
+        '<table><thead><tr><th scope="col">Time, all occurrences</th>'
+        '<th scope="col" class="num">Before</th><th scope="col" class="num">Fused</th></tr></thead>'
+        f"<tbody>{compared}</tbody></table>"
+        + (
+            f"<h4>The fused time, term by term</h4><table><tbody>{terms}</tbody></table>"
+            f'<p class="muted">{escaped(TERMS_EXPLAINED)}</p>'
+            if terms
+            else ""
+        )
+        + f"{others}</details>"
+    )
+
+
+def _brief_estimate(view: FindingView) -> str:
+    """The same figures in a sentence: tables for a thousand findings make a page slow."""
+    estimate = view.estimate
+    terms = ", ".join(f"{name} {us}" for name, us, _ in term_rows(estimate))
+    textbook = textbook_text(estimate)
+    text = (
+        f"Measured before {time_text(estimate.time_before_us)}, estimated after "
+        f"{time_text(estimate.time_after_mid_us)} ({time_text(estimate.time_after_low_us)} to "
+        f"{time_text(estimate.time_after_high_us)}; {terms or 'no terms'}); "
+        f"textbook {textbook or 'not worked out'}; limited by {estimate.bound}."
+    )
+    return f"<p>How the saving is estimated: {escaped(text)}</p>"
 
 
 def _checks(result: ValidationResult) -> str:

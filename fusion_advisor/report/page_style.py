@@ -17,7 +17,7 @@ STYLE = """
 body{margin:0;overflow-wrap:break-word;background:var(--page);color:var(--ink);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
 main,header,footer{max-width:1120px;margin:0 auto;padding:0 24px}
-header{padding-top:36px}
+header{padding-top:36px}header .lead{margin:-6px 0 18px;max-width:50em}
 .skip{position:absolute;left:-999px}.skip:focus{left:8px;top:8px;background:var(--card);padding:6px}
 .run{color:var(--soft);margin:0;overflow-wrap:anywhere}
 h1{font-size:27px;line-height:1.25;margin:4px 0 18px;letter-spacing:-.01em;max-width:34em;overflow-wrap:anywhere}
@@ -28,7 +28,7 @@ a{color:var(--accent)}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(195px,1fr));gap:12px;margin:0}
 .fact{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px 14px}
 .fact dt{color:var(--soft);font-size:13px}.fact dd{margin:0}
-.fact .figure{font-size:16px;line-height:1.7;font-weight:600;font-variant-numeric:tabular-nums}
+.fact .figure{font-size:15px;line-height:1.7;font-weight:600;font-variant-numeric:tabular-nums}
 .fact .why{color:var(--soft);font-size:13px;line-height:1.4;overflow-wrap:anywhere}
 .notes{margin:16px 0 0;padding:10px 14px 10px 32px;background:var(--warn-bg);border-radius:8px;font-size:14px}
 .notes li{overflow-wrap:anywhere}
@@ -39,7 +39,8 @@ table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:ta
 th,td{text-align:left;padding:8px 12px;border-bottom:1px solid var(--line);vertical-align:top}
 tbody tr:last-child>*{border-bottom:0}
 thead th{font-size:13px;color:var(--soft);font-weight:600;white-space:nowrap}
-.num{text-align:right;white-space:nowrap}.where{overflow-wrap:anywhere}.nowrap{white-space:nowrap}
+th .muted{font-weight:400}
+.num{text-align:right;white-space:nowrap}td.where,th.where{overflow-wrap:anywhere;min-width:11em}.nowrap{white-space:nowrap}
 .bar{display:block;height:5px;background:var(--plain-bg);border-radius:3px;margin-top:5px;min-width:70px}
 .bar i{display:block;height:5px;border-radius:3px;background:var(--accent)}
 .tag{display:inline-block;border-radius:999px;padding:1px 10px;font-size:13px;background:var(--plain-bg);white-space:nowrap}
@@ -74,19 +75,58 @@ line.read,line.write{stroke-width:1.5}.read{stroke:var(--soft)}.write{stroke:var
 .filter{display:flex;gap:10px;align-items:center;margin:0 0 10px;flex-wrap:wrap}
 .filter input{font:inherit;color:inherit;background:var(--card);border:1px solid var(--soft);border-radius:6px;padding:6px 10px;min-width:min(340px,100%)}
 .filter[hidden]{display:none}
+.all{margin:0 0 10px;font-size:14px}.all input{margin:0 8px 0 0}
+.all:has(input:not(:checked))+.scroll table:not(.filtered) .more{display:none}
+.filter span{color:var(--soft);font-size:14px}
+th button{all:unset;cursor:pointer;color:inherit;font-weight:600}th button:focus-visible,summary:focus-visible{outline:2px solid var(--accent);outline-offset:2px}
+th button::after{content:"\\2195";content:"\\2195" / "";margin-left:5px;opacity:.55}
+th[aria-sort=ascending] button::after{content:"\\2191";content:"\\2191" / "";opacity:1}th[aria-sort=descending] button::after{content:"\\2193";content:"\\2193" / "";opacity:1}
+.tree{background:var(--card);border:1px solid var(--line);border-radius:10px;margin-top:14px;padding:8px 14px;overflow-x:auto}
+.tree details{margin:0;overflow:visible;padding-left:14px}.tree>details{padding-left:0}.tree .leaf{padding-left:28px}.tree>.leaf{padding-left:14px}
+.tree summary,.tree .leaf{display:flex;gap:12px;align-items:center;font-size:14px;font-weight:400;color:var(--ink);padding-top:4px;padding-bottom:4px;border-bottom:1px solid var(--line);min-width:640px}
+.tree summary::before{content:"\\25b8";content:"\\25b8" / "";color:var(--soft);width:14px;margin-right:-12px}.tree details[open]>summary::before{content:"\\25be";content:"\\25be" / ""}
+.tree .leaf.head{color:var(--soft);font-size:13px;font-weight:600;padding-left:0}.tree .leaf.head .bar{background:none}
+.tree .module{flex:1 1 auto;min-width:12em;overflow-wrap:anywhere}.tree .num{flex:0 0 5.6em;font-variant-numeric:tabular-nums}.tree .bar{flex:0 0 90px;margin:0}
 footer{color:var(--soft);font-size:13px;padding-top:28px;padding-bottom:40px;overflow-wrap:anywhere}
-@media (max-width:640px){main,header,footer{padding-left:14px;padding-right:14px}.card{padding:14px}h1{font-size:22px}}
+@media (max-width:640px){.facts{grid-template-columns:repeat(2,1fr)}main,header,footer{padding-left:14px;padding-right:14px}.card{padding:14px}h1{font-size:22px}}
 article{content-visibility:auto;contain-intrinsic-size:auto 900px}
 @media print{article{content-visibility:visible}details{display:block}pre{max-height:none}.filter{display:none}body{background:#fff}}
 """.strip()
 
-# Filters the why-not table; without scripts the whole table is there and the field is not.
+# Sorts and filters tables; without scripts they are complete, ranked, and the fields are not there.
 SCRIPT = """
-(function(){var f=document.getElementById('filter');if(!f)return;f.hidden=false;
-var q=document.getElementById('q'),n=document.getElementById('shown');
-var rows=Array.prototype.slice.call(document.querySelectorAll('#why-not tbody tr'));
-function show(){var t=q.value.toLowerCase(),c=0;rows.forEach(function(r){
-var y=r.textContent.toLowerCase().indexOf(t)>=0;r.hidden=!y;if(y)c++;});
-n.textContent=c+' of '+rows.length+' shown';}
-q.addEventListener('input',show);show();})();
+(function(){'use strict';
+function list(root,what){return Array.prototype.slice.call(root.querySelectorAll(what));}
+list(document,'.filter').forEach(function(field){
+var table=document.getElementById(field.getAttribute('data-for'));if(!table)return;
+var rows=list(table,'tbody tr'),input=field.querySelector('input');
+if(rows.length<6)return;
+var count=field.querySelector('.shown');
+var texts=rows.map(function(row){return row.textContent.toLowerCase();});
+function show(){var wanted=input.value.toLowerCase(),shown=0;
+rows.forEach(function(row,at){var yes=texts[at].indexOf(wanted)>=0;row.hidden=!yes;if(yes)shown++;
+var link=row.querySelector('th a[href^="#"]');
+var card=link&&document.getElementById(link.getAttribute('href').slice(1));
+if(card)card.hidden=!yes;});
+table.classList.toggle('filtered',wanted!=='');
+count.textContent=shown+' of '+rows.length+' shown';}
+input.addEventListener('input',show);field.hidden=false;show();});
+function value(row,column){var cell=row.cells[column],v=cell.getAttribute('data-v');
+return v===null?cell.textContent.trim().toLowerCase():parseFloat(v);}
+list(document,'table.sortable').forEach(function(table){
+var bodies=list(table,'tbody'),first=bodies[0].rows.length;
+var heads=list(table,'thead th');
+heads.forEach(function(head,column){var button=document.createElement('button');
+button.type='button';button.textContent=head.textContent;head.textContent='';
+head.appendChild(button);
+button.addEventListener('click',function(){
+var numbers=first>0&&bodies[0].rows[0].cells[column].hasAttribute('data-v');
+var before=head.getAttribute('aria-sort');
+var up=before?before==='descending':!numbers||column===0;
+heads.forEach(function(other){other.removeAttribute('aria-sort');});
+head.setAttribute('aria-sort',up?'ascending':'descending');
+list(table,'tbody tr').map(function(row,at){return [value(row,column),at,row];}).sort(function(a,b){
+return (a[0]<b[0]?-1:a[0]>b[0]?1:0)*(up?1:-1)||a[1]-b[1];
+}).forEach(function(item,place){bodies[place<first?0:1].appendChild(item[2]);});});});});
+})();
 """.strip()

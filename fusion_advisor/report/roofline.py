@@ -12,6 +12,7 @@ from fusion_advisor.report.values import escaped
 
 Scale = Callable[[float], float]  # a value to its place in the drawing
 _WIDTH, _HEIGHT = 860, 380
+_MOST_FINDINGS = 40  # the best ones; more points hide each other
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 20, 50
 
 
@@ -45,9 +46,9 @@ def roofline(report: Report) -> Roofline | None:
     ceilings = report.device or report.capture.ceilings
     if ceilings is None or not ceilings.bandwidth or not ceilings.gflops:
         return None
-    points = []
+    points: list[Point] = []
     for finding in report.findings:
-        if finding.ignored:
+        if finding.ignored or len(points) >= 2 * _MOST_FINDINGS:
             continue
         estimate = finding.estimate
         for fused, moved, us in (
@@ -173,12 +174,12 @@ def _roofs(model: Roofline, x: Scale, y: Scale, low_x: float, high_x: float) -> 
         points = f"{x(low_x):.1f},{y(low_x * rate):.1f} {x(ridge):.1f},{y(ridge * rate):.1f}"
         end = f" {x(high_x):.1f},{y(model.peak_gflops):.1f}" if name == "memory" else ""
         parts.append(f'<polyline class="{style}" points="{points}{end}"/>')
-        along, above = (0.42, 22) if name == "memory" else (0.30, -12)
-        at = low_x * (ridge / low_x) ** along
-        anchor = "start" if name == "memory" else "end"
+        # The memory roof is named below its slope, the cache's above its end, clear of the axis.
+        at = low_x * (ridge / low_x) ** 0.42 if name == "memory" else ridge
+        right, below = (0, 22) if name == "memory" else (8, -8)
         parts.append(
-            f'<text class="roof-text" x="{x(at):.1f}" y="{y(at * rate) + above:.1f}" '
-            f'text-anchor="{anchor}">{name} {plain_number(rate)} GB/s</text>'
+            f'<text class="roof-text" x="{x(at) + right:.1f}" y="{y(at * rate) + below:.1f}">'
+            f"{name} {plain_number(rate)} GB/s</text>"
         )
     parts.append(
         f'<text class="roof-text" x="{_WIDTH - _RIGHT - 6}" y="{y(model.peak_gflops) - 8:.1f}" '
