@@ -31,7 +31,7 @@ from fusion_advisor.analysis.kernel_time import (
 from fusion_advisor.analysis.partition import element_count, item_bytes
 from fusion_advisor.analysis.textbook import compare
 from fusion_advisor.analysis.traffic import TrafficModel
-from fusion_advisor.analysis.work import op_flops
+from fusion_advisor.analysis.work import op_flops, recipe
 from fusion_advisor.ops.dtypes import opmath
 from fusion_advisor.records import (
     Bound,
@@ -61,9 +61,7 @@ class _Fused:
     registers: int
     occupancy: float
     textbook: tuple[float, float]
-    overhead_us: float
-    moving_us: float
-    computing_us: float
+    limit: tuple[float, Bound]  # the longest part of the ops' time, and what it is spent on
 
 
 class CostModel:
@@ -95,38 +93,34 @@ class CostModel:
             if position is not None:
                 self._measured[position] = time
         self._reuse = reuse_distances(index, traffic)
-        self._known_parts: dict[tuple[object, ...], tuple[int, Parts]] = {}
         self._known_fused: dict[tuple[object, ...], _Fused] = {}
-        self._class_of = [0] * len(index.nodes)  # equal for ops that cost the same
         self._estimates: dict[tuple[str, ...], CostEstimate] = {}
         self.call_us = ceilings.call_us or DEFAULT_CALL_US
-        self._parts: list[Parts] = [self._op_parts(i) for i in range(len(index.nodes))]
+        # Layers repeat: calls of one form with equal reuse cost the same, and are one class.
+        self._class_of = [0] * len(index.nodes)
+        self._classes: list[Parts] = [IDLE]
+        self._classify()
         self.host_bound = self._host_bound()
         self.op_us: list[float] = [self._op_time(i) for i in range(len(index.nodes))]
+        self._limits = [self._limit(parts) for parts in self._classes]
 
     # -- ops -----------------------------------------------------------------------------------
 
-    def _op_parts(self, position: int) -> Parts:
-        op = self.traffic.ops[position]
-        if not op.total:
-            return IDLE
-        index = self.index
-        node = index.nodes[position]
-        values = index.values
-        # Layers repeat: ops of one name over equal shapes with equal reuse cost the same.
-        key = (
-            node.op,
-            op.total,
-            self._reuse[position],
-            values[node.outputs[0]].shape if node.outputs else None,
-            *[values[v].shape for v in node.inputs],
-        )
-        known = self._known_parts.get(key)
-        if known is None:
-            known = (len(self._known_parts) + 1, self._model_parts(position))
-            self._known_parts[key] = known
-        self._class_of[position], parts = known
-        return parts
+    def _classify(self) -> None:
+        known: dict[tuple[object, ...], int] = {}
+        calls, reuse = self.index.calls, self._reuse
+        for position, op in enumerate(self.traffic.ops):
+            if not op.total:
+                continue
+            key = (calls[position], op.total, reuse[position])
+            number = known.get(key)
+            if number is None:
+                number = known[key] = len(self._classes)
+                self._classes.append(self._model_parts(position))
+            self._class_of[position] = number
+
+    def _parts(self, position: int) -> Parts:
+        return self._classes[self._class_of[position]]
 
     def _model_parts(self, position: int) -> Parts:
         op, node = self.traffic.ops[position], self.index.nodes[position]
@@ -149,7 +143,7 @@ class CostModel:
             host = measured.host_us if self.host_bound else 0.0
             return max(host, measured.device_us)
         idle = self.traffic.ops[position].idle
-        kernel = self._parts[position].total(UNHIDDEN_MID)
+        kernel = self._parts(position).total(UNHIDDEN_MID)
         if not self.on_device:
             return self.ceilings.dispatch_us + kernel
         device = 0.0 if idle else self.ceilings.launch_us + kernel
@@ -167,22 +161,20 @@ class CostModel:
                 continue
             host += self.ceilings.dispatch_us
             if not self.traffic.ops[position].idle:
-                device += self.ceilings.launch_us + self._parts[position].total(UNHIDDEN_MID)
+                device += self.ceilings.launch_us + self._parts(position).total(UNHIDDEN_MID)
         return host > device
 
     def kernel_us(self, position: int) -> float:
         """The model's time of the op without what dispatch or launch costs."""
-        return self._parts[position].total(UNHIDDEN_MID)
+        return self._parts(position).total(UNHIDDEN_MID)
 
     def bound(self, position: int) -> Bound:
         """What limits the op: overhead, memory or compute."""
-        parts = self._parts[position]
-        return self._class(
-            self.op_us[position],
-            self._overhead_us,
-            parts.memory + parts.first_touch,
-            parts.compute,
-        )
+        most, limit = self._limits[self._class_of[position]]
+        return limit if most >= EXPLAINED_SHARE * self.op_us[position] else "unknown"
+
+    def _limit(self, parts: Parts) -> tuple[float, Bound]:
+        return self._longest(self._overhead_us, parts.memory + parts.first_touch, parts.compute)
 
     @property
     def _overhead_us(self) -> float:
@@ -191,13 +183,14 @@ class CostModel:
         return self.ceilings.launch_us if hidden else self.ceilings.dispatch_us
 
     @staticmethod
-    def _class(time: float, overhead: float, memory: float, compute: float) -> Bound:
+    def _longest(overhead: float, memory: float, compute: float) -> tuple[float, Bound]:
+        """The longest of three times, and what something that takes as long is bound by."""
         most = max(overhead, memory, compute)
-        if most <= 0 or most < EXPLAINED_SHARE * time:
-            return "unknown"
+        if most <= 0:
+            return most, "unknown"
         if most == overhead:
-            return "overhead-bound"
-        return "memory-bound" if most == memory else "compute-bound"
+            return most, "overhead-bound"
+        return most, "memory-bound" if most == memory else "compute-bound"
 
     # -- candidates ----------------------------------------------------------------------------
 
@@ -229,6 +222,7 @@ class CostModel:
         recompute = before_us if self.recomputes(candidate) else 0.0
         low, mid, high = [self._with_call(time, k) + recompute for k, time in enumerate(fused.us)]
         terms = (*fused.terms, ("recompute in backward", recompute)) if recompute else fused.terms
+        most, limit = fused.limit
         return CostEstimate(
             bytes_before=fused.bytes_before,
             bytes_after=fused.bytes_after,
@@ -246,7 +240,7 @@ class CostModel:
             textbook_after_us=fused.textbook[1],
             registers=fused.registers,
             occupancy=fused.occupancy,
-            bound=self._class(before_us, fused.overhead_us, fused.moving_us, fused.computing_us),
+            bound=limit if most >= EXPLAINED_SHARE * before_us else "unknown",
             terms=terms,
         )
 
@@ -278,7 +272,7 @@ class CostModel:
             ("first touch", touch),
         )
         registers = estimate_registers(index, candidate, members)
-        parts = [self._parts[m] for m in members]
+        parts = [self._parts(m) for m in members]
         return _Fused(
             bytes_before=before_bytes,
             bytes_after=after_bytes,
@@ -290,9 +284,11 @@ class CostModel:
             textbook=self._textbook(
                 candidate, sum(1 for m in members if self.traffic.ops[m].total)
             ),
-            overhead_us=self._overhead_us * len(members),
-            moving_us=sum(part.memory + part.first_touch for part in parts),
-            computing_us=sum(part.compute for part in parts),
+            limit=self._longest(
+                self._overhead_us * len(members),
+                sum(part.memory + part.first_touch for part in parts),
+                sum(part.compute for part in parts),
+            ),
         )
 
     def _with_call(self, kernel: float, scenario: int) -> float:
@@ -369,7 +365,7 @@ class CostModel:
         if not node.outputs:
             return "float32"
         dtype = self.index.values[node.outputs[0]].dtype
-        return opmath(dtype) if self.index.infos[position] is not None else dtype
+        return opmath(dtype) if recipe(self.index, position) is not None else dtype
 
 
 def estimate(

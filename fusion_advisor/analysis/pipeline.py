@@ -135,9 +135,11 @@ def _analyze(capture: Capture, first_id: int, options: AnalysisOptions) -> Analy
         why_not=why_not,
         ratios=ratios(traffic, candidates),
         bounds=tuple(
-            (node.id, model.bound(i))
-            for i, node in enumerate(index.nodes)
-            if not traffic.ops[i].idle
+            [
+                (node.id, model.bound(i))
+                for i, (node, op) in enumerate(zip(index.nodes, traffic.ops, strict=True))
+                if not op.idle
+            ]
         ),
         bytes_before=before,
         bytes_after=after,

@@ -24,13 +24,21 @@ def is_fused_kernel(op: str) -> bool:
 
 def ratios(model: TrafficModel, candidates: Iterable[FusionCandidate]) -> tuple[FusionRatio, ...]:
     """Ops inside fused groups over ops that touch memory: as it is, and in the plan."""
-    nodes = model.index.nodes
-    working = {node.id for node, op in zip(nodes, model.ops, strict=True) if not op.idle}
-    fused = {node.id for node in nodes if node.id in working and is_fused_kernel(node.op)}
-    planned = {node for candidate in candidates for node in candidate.nodes} & working
+    index = model.index
+    working = [not op.idle for op in model.ops]
+    fused: set[int] = set()
+    known: dict[int, bool] = {}  # by the call's form
+    for position, (node, call) in enumerate(zip(index.nodes, index.calls, strict=True)):
+        if call not in known:
+            known[call] = is_fused_kernel(node.op)
+        if known[call] and working[position]:
+            fused.add(position)
+    planned = {index.positions[node] for candidate in candidates for node in candidate.nodes}
+    planned = {position for position in planned if working[position]}
+    ops = sum(working)
     return (
-        FusionRatio(name="as it is", fused_ops=len(fused), ops=len(working)),
-        FusionRatio(name="plan", fused_ops=len(fused | planned), ops=len(working)),
+        FusionRatio(name="as it is", fused_ops=len(fused), ops=ops),
+        FusionRatio(name="plan", fused_ops=len(fused | planned), ops=ops),
     )
 
 

@@ -33,14 +33,10 @@ class OpTraffic:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     total: int
-
-    @property
-    def idle(self) -> bool:
-        """Whether the op touches no memory at all."""
-        return not self.reads and not self.writes
+    idle: bool  # touches no memory at all
 
 
-_NOTHING = OpTraffic((), (), 0)
+_NOTHING = OpTraffic((), (), 0, idle=True)
 
 
 class TrafficModel:
@@ -119,7 +115,7 @@ class TrafficModel:
         if kind == "indexing" and reads:
             # A look-up reads as many elements of its table as it gives, not the whole table.
             reads = (min(reads[0], sum(writes)), *reads[1:])
-        return OpTraffic(reads, writes, sum(reads) + sum(writes))
+        return OpTraffic(reads, writes, sum(reads) + sum(writes), idle=not reads and not writes)
 
 
 def moves_memory(node: OpNode) -> bool:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from fusion_advisor.analysis.graph_index import GraphIndex
 from fusion_advisor.analysis.partition import element_count
+from fusion_advisor.ops import OpInfo, lookup
 
 # Per element of its largest tensor: a pass over rows for the statistics, one to apply them.
 _FLOPS_PER_ELEMENT = {"reduction": 1.0, "normalization": 8.0, "elementwise": 1.0}
 _WITH_ADDEND = ("aten.addmm", "aten.baddbmm", "aten.addbmm", "aten.addmv", "aten.addr")
 _SOFTMAX_FLOPS = 12.0  # maximum, subtract, exp, sum, divide
+
+
+def recipe(index: GraphIndex, position: int) -> OpInfo | None:
+    """The scalar recipe of an op, whether or not this call of it can be a member of a group."""
+    info = lookup(index.nodes[position].op)
+    return info if info is not None and info.recipe is not None else None
 
 
 def op_flops(index: GraphIndex, position: int) -> float:
@@ -18,7 +25,7 @@ def op_flops(index: GraphIndex, position: int) -> float:
     if kind in ("view", "metadata", "copy", "factory", "indexing", "host-sync") or not node.outputs:
         return 0.0
     output = index.values[node.outputs[0]].shape
-    info = index.infos[position]
+    info = recipe(index, position)
     if info is not None:
         return info.flops * element_count(output)
     shapes = [index.values[v].shape for v in node.inputs]
