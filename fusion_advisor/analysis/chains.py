@@ -12,22 +12,35 @@ from fusion_advisor.analysis.legality import Refusal, context, context_refusal, 
 from fusion_advisor.analysis.partition import Partition, Piece, make_candidate
 from fusion_advisor.records import Blocker, FusionCandidate, OpGraph
 
+Ends = Sequence[Sequence[Blocker]]  # per group, the pairs that it is one side of
+
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Candidates of one index, with what is needed to explain the pairs that did not fuse.
+    """Groups of one index, with what is needed to explain the pairs that did not fuse.
 
-    ``pieces`` go with ``candidates`` one to one, in recorded order; these carry no blockers yet.
-    A grouping within frames refines the whole run's, its ``parent``.
+    ``names`` are the candidates' ids: they go with ``pieces`` one to one, in recorded order.
+    A grouping within frames refines the whole run's, its ``parent``; groups that stay as they are
+    keep their name.
     """
 
     index: GraphIndex
     pieces: tuple[Piece, ...]
-    candidates: tuple[FusionCandidate, ...]
-    owner: list[int]  # per op the number of its candidate, or -1
+    names: tuple[str, ...]
+    owner: list[int]  # per op the number of its group, or -1
     growth: Growth
     cuts: dict[int, Refusal]
     parent: Grouping | None = None
+
+    def candidates(self, ends: Ends) -> tuple[FusionCandidate, ...]:
+        """The records of the groups, each with its blockers."""
+        index = self.index
+        return tuple(
+            [
+                make_candidate(index, piece, name, blockers)
+                for piece, name, blockers in zip(self.pieces, self.names, ends, strict=True)
+            ]
+        )
 
 
 def index_graph(graph: OpGraph) -> GraphIndex:
@@ -38,18 +51,14 @@ def index_graph(graph: OpGraph) -> GraphIndex:
 
 
 def group_ops(index: GraphIndex) -> Grouping:
-    """Grow, cut and name the candidates of the whole run."""
+    """Grow, cut and name the groups of the whole run."""
     growth = Growth(index, whole_run_contexts(index))
     partition = Partition(index)
     pieces = [piece for group in growth.groups() for piece in partition.pieces(group)]
     pieces.sort(key=lambda piece: piece.members[0])
     pieces = fold_views(index, growth.contexts, pieces, partition)
-    candidates = tuple(
-        make_candidate(index, piece, f"C{number}") for number, piece in enumerate(pieces, 1)
-    )
-    return Grouping(
-        index, tuple(pieces), candidates, _owners(index, pieces), growth, partition.cuts
-    )
+    names = tuple([f"C{number}" for number in range(1, len(pieces) + 1)])
+    return Grouping(index, tuple(pieces), names, _owners(index, pieces), growth, partition.cuts)
 
 
 def group_within_frames(whole: Grouping) -> Grouping:
@@ -57,52 +66,48 @@ def group_within_frames(whole: Grouping) -> Grouping:
 
     No fix writes a call for a chain with a view in it: groups that views joined come apart again.
     A group is legal, so that only paths inside it can leave a part of it and come back: the parts
-    are grown from its own members alone.  Groups that stay as they are keep their record.
+    are grown from its own members alone.
     """
     index = whole.index
+    nodes = index.nodes
     mixed: list[int] = []
-    contexts = [0] * len(index.nodes)
+    contexts = [0] * len(nodes)
     numbers: dict[tuple[int, int], int] = {}
     partition = Partition(index, placed=True)
-    found: list[tuple[Piece, FusionCandidate | None]] = []
-    for number, piece, candidate in _without_views(whole):
-        frames = {index.nodes[member].frame for member in piece.members}
+    found: list[tuple[Piece, str]] = []
+    for number, piece, name in _without_views(whole):
+        frames = {nodes[member].frame for member in piece.members}
         if piece.views and (len(frames) > 1 or partition.placement_cut(piece) is not None):
             continue  # single ops that only a view joins
         if len(frames) > 1:
             mixed.extend(piece.members)
             for member in piece.members:
-                key = (number, index.nodes[member].frame)
+                key = (number, nodes[member].frame)
                 contexts[member] = numbers.setdefault(key, len(numbers))
         elif partition.placement_cut(piece) is None:
-            found.append((piece, candidate))
+            found.append((piece, name))
         else:
-            found.extend((part, None) for part in partition.pieces(piece.members))
+            found.extend((part, "") for part in partition.pieces(piece.members))
     growth = Growth(index, contexts, sorted(mixed))
     for group in growth.groups():
-        found.extend((part, None) for part in partition.pieces(group))
+        found.extend((part, "") for part in partition.pieces(group))
     found.sort(key=lambda item: item[0].members[0])
-    candidates = tuple(
-        known or make_candidate(index, piece, f"W{number}")
-        for number, (piece, known) in enumerate(found, 1)
-    )
-    pieces = tuple(piece for piece, _ in found)
-    return Grouping(
-        index, pieces, candidates, _owners(index, pieces), growth, partition.cuts, whole
-    )
+    pieces = tuple([piece for piece, _ in found])
+    names = tuple([name or f"W{number}" for number, (_, name) in enumerate(found, 1)])
+    return Grouping(index, pieces, names, _owners(index, pieces), growth, partition.cuts, whole)
 
 
-def _without_views(whole: Grouping) -> Iterable[tuple[int, Piece, FusionCandidate | None]]:
-    """Number, piece and candidate of the whole run's groups; what views joined comes apart.
+def _without_views(whole: Grouping) -> Iterable[tuple[int, Piece, str]]:
+    """Number, piece and name of the whole run's groups; what views joined comes apart, unnamed.
 
     Single ops on either side of a view stay together: apart, there is no group at all.
     """
-    for number, (piece, candidate) in enumerate(zip(whole.pieces, whole.candidates, strict=True)):
+    for number, (piece, name) in enumerate(zip(whole.pieces, whole.names, strict=True)):
         parts = [part for part in piece.parts if len(part.members) > 1]
         if not parts:
-            yield number, piece, candidate
+            yield number, piece, name
         for part in parts:
-            yield number, part, None
+            yield number, part, ""
 
 
 def _owners(index: GraphIndex, pieces: Iterable[Piece]) -> list[int]:
@@ -123,7 +128,7 @@ def find_candidates(graph: OpGraph, *, within_frame: bool = False) -> tuple[Fusi
     grouping = group_ops(index_graph(graph))
     if within_frame:
         grouping = group_within_frames(grouping)
-    return explain(grouping)[1]
+    return grouping.candidates(explain(grouping)[1])
 
 
 def why_not(graph: OpGraph, candidates: Sequence[FusionCandidate]) -> tuple[Blocker, ...]:
@@ -138,12 +143,12 @@ def why_not(graph: OpGraph, candidates: Sequence[FusionCandidate]) -> tuple[Bloc
     for number, candidate in enumerate(candidates):
         for node in candidate.nodes:
             owner[positions[node]] = number
-    return explain(replace(grouping, candidates=tuple(candidates), owner=owner))[0]
+    return explain(replace(grouping, owner=owner))[0]
 
 
-def explain(grouping: Grouping) -> tuple[tuple[Blocker, ...], tuple[FusionCandidate, ...]]:
+def explain(grouping: Grouping) -> tuple[tuple[Blocker, ...], Ends]:
     """Blockers of all pairs in the graph, in the order of the later op, see :func:`why_not`; and
-    the candidates, each with the blockers of the pairs that it is one side of.
+    per group those of the pairs that it is one side of.
     """
     index, owner = grouping.index, grouping.owner
     nodes, infos = index.nodes, index.infos
@@ -152,20 +157,20 @@ def explain(grouping: Grouping) -> tuple[tuple[Blocker, ...], tuple[FusionCandid
         for info, node in zip(infos, nodes, strict=True)
     ]
     found: list[Blocker] = []
-    lists: list[list[Blocker]] = [[] for _ in grouping.candidates]
+    ends: list[list[Blocker]] = [[] for _ in range(max(owner, default=-1) + 1)]
     # What only keeps a value for backward, or handles metadata, stands in nobody's way.
     aside = [
         node.kind == "metadata" and info is None for info, node in zip(infos, nodes, strict=True)
     ]
     for position in index.keeping:
         aside[position] = True
-    for consumer, node in enumerate(nodes):
+    for consumer, sources in enumerate(index.sources):
         if aside[consumer]:
             continue
         own = elementwise[consumer]
         number = owner[consumer]
         done: list[int] = []
-        for producer in index.sources[consumer]:
+        for producer in sources:
             if producer < 0 or not (own or elementwise[producer]) or producer in done:
                 continue
             if aside[producer]:
@@ -174,39 +179,19 @@ def explain(grouping: Grouping) -> tuple[tuple[Blocker, ...], tuple[FusionCandid
             other = owner[producer]
             if number < 0 or other != number:
                 code, message = _pair_refusal(grouping, producer, consumer)
-                pair = (nodes[producer].id, node.id)
+                pair = (nodes[producer].id, nodes[consumer].id)
                 blocker = Blocker(code=code, nodes=pair, message=message)
                 found.append(blocker)
                 if other >= 0:
-                    lists[other].append(blocker)
+                    ends[other].append(blocker)
                 if number >= 0:
-                    lists[number].append(blocker)
-        if own and not done and infos[consumer] is None:
+                    ends[number].append(blocker)
+        refusal = index.refusals[consumer]
+        if own and not done and refusal is not None:
             # No kernel is made for this op: named even without a neighbour.
-            code, message = _refusal(index, consumer)
-            found.append(Blocker(code=code, nodes=(node.id,), message=message))
-    explained = tuple(
-        [
-            with_blockers(candidate, own) if own else candidate
-            for candidate, own in zip(grouping.candidates, lists, strict=True)
-        ]
-    )
-    return tuple(found), explained
-
-
-def with_blockers(candidate: FusionCandidate, blockers: Iterable[Blocker]) -> FusionCandidate:
-    """The candidate, ending where these say (``replace`` takes several times as long)."""
-    return FusionCandidate(
-        id=candidate.id,
-        nodes=candidate.nodes,
-        inputs=candidate.inputs,
-        outputs=candidate.outputs,
-        saved=candidate.saved,
-        shape=candidate.shape,
-        pattern=candidate.pattern,
-        views=candidate.views,
-        blockers=tuple(blockers),
-    )
+            code, message = refusal
+            found.append(Blocker(code=code, nodes=(nodes[consumer].id,), message=message))
+    return tuple(found), ends
 
 
 def _pair_refusal(grouping: Grouping, producer: int, consumer: int) -> Refusal:
@@ -255,13 +240,6 @@ def _cut_between(grouping: Grouping, producer: int, consumer: int) -> Refusal | 
             return cuts[member]
     near = [cuts[member] for member in group.members if member in cuts]
     return near[0] if near else None
-
-
-def _refusal(index: GraphIndex, position: int) -> Refusal:
-    refusal = index.refusals[position]
-    if refusal is None:
-        raise ValueError("the op is a possible member")
-    return refusal
 
 
 def removable_launches(candidates: Iterable[FusionCandidate]) -> int:

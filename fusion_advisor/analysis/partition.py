@@ -6,6 +6,7 @@ keeps both parts free of paths that leave and come back.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from fusion_advisor.analysis.graph_index import GraphIndex, is_dense, same_layou
 from fusion_advisor.analysis.growth import larger_shape
 from fusion_advisor.analysis.legality import Refusal
 from fusion_advisor.ops.views import Dims
-from fusion_advisor.records import FusionCandidate, OperandMap
+from fusion_advisor.records import Blocker, FusionCandidate, OperandMap
 
 # A CUDA launch and a Numba signature stay manageable, and every pointer costs two registers.
 MAX_OPERANDS = 32
@@ -32,13 +33,13 @@ class Piece:
     """
 
     members: list[int]
-    shape: tuple[int, ...] = ()
-    inputs: list[str] = field(default_factory=list)
-    outputs: list[str] = field(default_factory=list)
-    saved: list[str] = field(default_factory=list)
-    views: list[int] = field(default_factory=list)
+    shape: tuple[int, ...]
+    inputs: list[str]
+    outputs: list[str]
+    saved: list[str]
+    views: Sequence[int] = ()
     maps: dict[str, Dims] = field(default_factory=dict)
-    parts: list[Piece] = field(default_factory=list)
+    parts: Sequence[Piece] = ()
 
 
 class Partition:
@@ -48,6 +49,7 @@ class Partition:
         self.index = index
         self.placed = placed  # one place in the recorded order must do for all members
         self.cuts: dict[int, Refusal] = {}
+        self._dense: dict[int, bool] = {}  # by the value's form
 
     def pieces(self, group: list[int]) -> list[Piece]:
         """The legal pieces of one grown group, each of two members or more."""
@@ -70,44 +72,40 @@ class Partition:
     def look(self, members: list[int]) -> Piece:
         """Find the operands, outputs and iteration space of the members as one kernel."""
         index = self.index
+        nodes, specs, users, alive = index.nodes, index.specs, index.users, index.alive
         inside = set(members)
-        piece = Piece(members)
         inputs: dict[str, None] = {}
-        forward = index.nodes[members[0]].phase == "forward"
-        nodes, values = index.nodes, index.values
-        space = values[nodes[members[0]].outputs[0]].shape
+        outputs: list[str] = []
+        saved: list[str] = []
+        forward = nodes[members[0]].phase == "forward"
+        space = specs[index.makes[members[0]][0]].shape
         for member in members:
-            node = nodes[member]
-            for value in node.inputs:
-                if index.maker_of(value) not in inside:
+            for value, maker in zip(nodes[member].inputs, index.sources[member], strict=True):
+                if maker not in inside:
                     inputs[value] = None
-            value = node.outputs[0]
-            shape = values[value].shape
-            if shape != space:
-                space = larger_shape(space, shape)
-            users = index.users_of(value)
-            if index.kept(value):
-                piece.outputs.append(value)
-            elif users and not inside.issuperset(users):
-                use = self._use(users, inside, forward=forward)
-                (piece.outputs if use == "output" else piece.saved).append(value)
-        piece.shape = space
-        piece.inputs = list(inputs)
-        if not piece.outputs:  # nobody looks at the results: the last one stands for the group
-            last = index.nodes[members[-1]].outputs[0]
-            piece.outputs = [last]
-            piece.saved = [value for value in piece.saved if value != last]
-        return piece
+            result = index.makes[member][0]
+            spec = specs[result]
+            if spec.shape != space:
+                space = larger_shape(space, spec.shape)
+            if alive[result]:
+                outputs.append(spec.id)
+            elif users[result] and not inside.issuperset(users[result]):
+                needed = self._needed_now(users[result], inside, forward=forward)
+                (outputs if needed else saved).append(spec.id)
+        if not outputs:  # nobody looks at the results: the last one stands for the group
+            last = nodes[members[-1]].outputs[0]
+            outputs = [last]
+            saved = [value for value in saved if value != last]
+        return Piece(members, space, list(inputs), outputs, saved)
 
-    def _use(self, users: Sequence[int], inside: set[int], *, forward: bool) -> str:
-        """Whether users outside need the value now, or only later, in backward."""
+    def _needed_now(self, users: Sequence[int], inside: set[int], *, forward: bool) -> bool:
+        """Whether users outside need the value now, not only later, in backward."""
         nodes, keeping = self.index.nodes, self.index.keeping
-        only_backward = forward and all(
-            user in keeping or nodes[user].phase == "backward"
+        return not forward or any(
+            user not in keeping and nodes[user].phase != "backward"
             for user in users
             if user not in inside
         )
-        return "saved" if only_backward else "output"
 
     # -- cuts ----------------------------------------------------------------------------------
 
@@ -116,18 +114,19 @@ class Partition:
         index = self.index
         first: set[int] = set()
         refusal: Refusal | None = None
-        full = [v for v in piece.outputs if index.values[v].shape == piece.shape]
-        reference = index.values[full[-1]] if full else None
-        for value in piece.outputs:
-            spec = index.values[value]
-            member = index.maker_of(value)
+        results = [index.numbers[value] for value in piece.outputs]
+        full = [v for v in results if index.specs[v].shape == piece.shape]
+        reference = full[-1] if full else None
+        for value in results:
+            spec = index.specs[value]
+            member = index.makers[value]
             if spec.shape != piece.shape:
                 refusal = ("output-shape", f"its result is needed at shape {spec.shape} as well")
             elif index.nodes[member].kind in ("view", "metadata"):
                 refusal = ("view", "its result is another name of its input and must stay one")
-            elif reference is not None and not same_layout(spec, reference):
+            elif reference is not None and not self._same_layout(value, reference):
                 refusal = ("layout", "its result is laid out differently from the others")
-            elif not is_dense(spec):
+            elif not self._is_dense(value):
                 refusal = ("layout", "its result does not fill one stretch of memory")
             else:
                 continue
@@ -142,6 +141,18 @@ class Partition:
         # The last result itself is at fault: it alone runs after the others.
         last = max(first)
         return [[m for m in piece.members if m != last], [last]]
+
+    def _same_layout(self, first: int, second: int) -> bool:
+        index = self.index
+        same = index.forms[first] == index.forms[second]
+        return same or same_layout(index.specs[first], index.specs[second])
+
+    def _is_dense(self, value: int) -> bool:
+        form = self.index.forms[value]
+        dense = self._dense.get(form)
+        if dense is None:
+            dense = self._dense[form] = is_dense(self.index.specs[value])
+        return dense
 
     def placement_cut(self, piece: Piece) -> list[list[int]] | None:
         """In source, one call must stand after all inputs and before all users of outputs.
@@ -163,13 +174,12 @@ class Partition:
                     "first, after a result of the group is already used",
                 )
                 return [piece.members[:k], piece.members[k:]]
-            value = index.nodes[member].outputs[0]
-            for user in index.users_of(value):
+            for user in index.users[index.makes[member][0]]:
                 if user not in inside and user not in index.keeping:
                     earliest_use = min(earliest_use, user)
                     break
-            for value in index.nodes[member].inputs:
-                for writer in index.writers.get(index.values[value].storage, ()):
+            for value in index.reads[member] if index.writers else ():
+                for writer in index.writers.get(index.specs[value].storage, ()):
                     if writer > member and writer not in inside:
                         earliest_use = min(earliest_use, writer)
                         break
@@ -292,10 +302,9 @@ class Partition:
         return list(groups.values())
 
 
+@functools.lru_cache(maxsize=4096)
 def operand_dims(shape: tuple[int, ...], space: tuple[int, ...]) -> Dims:
     """How an operand of ``shape`` broadcasts over the iteration ``space``."""
-    if shape == space:
-        return tuple(range(len(space)))
     lead = len(space) - len(shape)
     return tuple(
         None if d < lead or (shape[d - lead] == 1 and size != 1) else d - lead
@@ -303,25 +312,28 @@ def operand_dims(shape: tuple[int, ...], space: tuple[int, ...]) -> Dims:
     )
 
 
-def make_candidate(index: GraphIndex, piece: Piece, name: str) -> FusionCandidate:
-    """The record of a piece (its blockers are added by the caller)."""
+def make_candidate(
+    index: GraphIndex, piece: Piece, name: str, blockers: Sequence[Blocker]
+) -> FusionCandidate:
+    """The record of a piece, which ends where the blockers say."""
+    nodes, values, maps, shape = index.nodes, index.values, piece.maps, piece.shape
     return FusionCandidate(
         id=name,
-        nodes=tuple(index.nodes[m].id for m in piece.members),
+        nodes=tuple([nodes[m].id for m in piece.members]),
         inputs=tuple(
-            OperandMap(
-                value=v,
-                dims=piece.maps[v]
-                if v in piece.maps
-                else operand_dims(index.values[v].shape, piece.shape),
-            )
-            for v in piece.inputs
+            [
+                OperandMap(
+                    value=v, dims=maps[v] if v in maps else operand_dims(values[v].shape, shape)
+                )
+                for v in piece.inputs
+            ]
         ),
         outputs=tuple(piece.outputs),
         saved=tuple(piece.saved),
-        shape=piece.shape,
+        shape=shape,
         pattern="chain" if _is_chain(index, piece) else "dag",
-        views=tuple(index.nodes[m].id for m in piece.views),
+        views=tuple([nodes[m].id for m in piece.views]),
+        blockers=tuple(blockers),
     )
 
 
@@ -330,13 +342,16 @@ def _is_chain(index: GraphIndex, piece: Piece) -> bool:
     if len(piece.outputs) != 1:
         return False
     inside = set(piece.members)
-    links = 0
-    for before, member in zip([-1, *piece.members], piece.members, strict=False):
-        made = set(index.sources[member]) & inside
-        if made - {before}:
+    before = piece.members[0]
+    for member in piece.members[1:]:
+        sources = index.sources[member]
+        if before not in sources:
             return False
-        links += len(made)
-    return links == len(piece.members) - 1
+        for made in sources:
+            if made != before and made in inside:
+                return False
+        before = member
+    return inside.isdisjoint(index.sources[piece.members[0]])
 
 
 def element_count(shape: Iterable[int]) -> int:

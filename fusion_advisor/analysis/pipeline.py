@@ -18,6 +18,7 @@ from fusion_advisor.analysis.chains import (
 from fusion_advisor.analysis.cost import CostModel
 from fusion_advisor.analysis.findings import MIN_SAVING_US, MIN_SHARE, find_findings, threshold
 from fusion_advisor.analysis.optimizer import find_optimizer_step
+from fusion_advisor.analysis.partition import make_candidate
 from fusion_advisor.analysis.summary import nothing_text, ratios
 from fusion_advisor.analysis.traffic import TrafficModel
 from fusion_advisor.records import (
@@ -99,6 +100,8 @@ def _collector_paused() -> Iterator[None]:
 def _analyze(capture: Capture, first_id: int, options: AnalysisOptions) -> Analysis:
     index = index_graph(capture.graph)
     whole = group_ops(index)
+    why_not, ends = explain(whole)
+    candidates = whole.candidates(ends)
     framed = group_within_frames(whole)
     traffic = TrafficModel(index)
     ceilings = options.device or capture.ceilings or ASSUMED_CEILINGS
@@ -119,11 +122,11 @@ def _analyze(capture: Capture, first_id: int, options: AnalysisOptions) -> Analy
         min_share=options.min_share,
     )
     ids: Iterator[str] = (f"F{number}" for number in count(first_id))
-    findings, best = find_findings(model, framed.candidates, ids=ids, wall_us=wall_us, least=least)
+    placed = _placed(framed, candidates)
+    findings, best = find_findings(model, placed, ids=ids, wall_us=wall_us, least=least)
     step = find_optimizer_step(model, ids=ids, wall_us=wall_us, least=least)
     if step is not None:
         findings = (*findings, step)
-    why_not, candidates = explain(whole)
     findings = _explained(findings, candidates, framed)
     estimates = tuple([model.estimate(candidate) for candidate in candidates])
     before = traffic.total
@@ -146,10 +149,21 @@ def _analyze(capture: Capture, first_id: int, options: AnalysisOptions) -> Analy
         wall_us=wall_us,
         nothing=""
         if findings
-        else nothing_text(
-            model, candidates, best_us=best, least=least, frame_groups=len(framed.candidates)
-        ),
+        else nothing_text(model, candidates, best_us=best, least=least, frame_groups=len(placed)),
         notes=_notes(capture, options),
+    )
+
+
+def _placed(
+    framed: Grouping, candidates: tuple[FusionCandidate, ...]
+) -> tuple[FusionCandidate, ...]:
+    """The groups within frames; those of the whole run are the same records."""
+    known = {candidate.id: candidate for candidate in candidates}
+    return tuple(
+        [
+            known.get(name) or make_candidate(framed.index, piece, name, ())
+            for piece, name in zip(framed.pieces, framed.names, strict=True)
+        ]
     )
 
 
@@ -159,13 +173,16 @@ def _explained(
     """The findings with occurrences that say where each group ends, and why."""
     if not findings:
         return ()
-    known = {each.id: each for each in explain(framed)[1]}
-    known.update((each.id, each) for each in candidates)
+    ends = dict(zip(framed.names, explain(framed)[1], strict=True))
+    named = {each.id for each in candidates}  # these say it of the whole run
+
+    def explained(each: FusionCandidate) -> FusionCandidate:
+        if each.id in named or each.id not in ends:
+            return each
+        return replace(each, blockers=tuple(ends[each.id]))
+
     return tuple(
-        replace(
-            finding,
-            occurrences=tuple(known.get(each.id, each) for each in finding.occurrences),
-        )
+        replace(finding, occurrences=tuple([explained(each) for each in finding.occurrences]))
         for finding in findings
     )
 
