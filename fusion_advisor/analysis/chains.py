@@ -10,8 +10,10 @@ from fusion_advisor.analysis.graph_index import GraphIndex, build_index
 from fusion_advisor.analysis.growth import Growth, whole_run_contexts
 from fusion_advisor.analysis.legality import Refusal, context, context_refusal, mark_members
 from fusion_advisor.analysis.partition import Partition, Piece, make_candidate
+from fusion_advisor.analysis.quick_records import quickly
 from fusion_advisor.records import Blocker, FusionCandidate, OpGraph
 
+_blocker = quickly(Blocker)
 Ends = Sequence[Sequence[Blocker]]  # per group, the pairs that it is one side of
 
 
@@ -180,7 +182,7 @@ def explain(grouping: Grouping) -> tuple[tuple[Blocker, ...], Ends]:
             if number < 0 or other != number:
                 code, message = _pair_refusal(grouping, producer, consumer)
                 pair = (nodes[producer].id, nodes[consumer].id)
-                blocker = Blocker(code=code, nodes=pair, message=message)
+                blocker = _blocker(code=code, nodes=pair, message=message)
                 found.append(blocker)
                 if other >= 0:
                     ends[other].append(blocker)
@@ -190,7 +192,7 @@ def explain(grouping: Grouping) -> tuple[tuple[Blocker, ...], Ends]:
         if own and not done and refusal is not None:
             # No kernel is made for this op: named even without a neighbour.
             code, message = refusal
-            found.append(Blocker(code=code, nodes=(nodes[consumer].id,), message=message))
+            found.append(_blocker(code=code, nodes=(nodes[consumer].id,), message=message))
     return tuple(found), ends
 
 

@@ -29,6 +29,7 @@ from fusion_advisor.analysis.kernel_time import (
     reuse_distances,
 )
 from fusion_advisor.analysis.partition import element_count, item_bytes
+from fusion_advisor.analysis.quick_records import quickly
 from fusion_advisor.analysis.textbook import compare
 from fusion_advisor.analysis.traffic import TrafficModel
 from fusion_advisor.analysis.work import op_flops, recipe
@@ -47,6 +48,8 @@ DEFAULT_CALL_US = 8.0
 # An op is bound by the largest of overhead, memory and compute, if that explains at least this
 # share of its measured time; otherwise its class is unknown.
 EXPLAINED_SHARE = 0.25
+
+_cost_estimate = quickly(CostEstimate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +226,7 @@ class CostModel:
         low, mid, high = [self._with_call(time, k) + recompute for k, time in enumerate(fused.us)]
         terms = (*fused.terms, ("recompute in backward", recompute)) if recompute else fused.terms
         most, limit = fused.limit
-        return CostEstimate(
+        return _cost_estimate(
             bytes_before=fused.bytes_before,
             bytes_after=fused.bytes_after,
             launches_before=self._launches(working),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from fusion_advisor.analysis.graph_index import GraphIndex, is_dense, same_layout
 from fusion_advisor.analysis.growth import larger_shape
 from fusion_advisor.analysis.legality import Refusal
+from fusion_advisor.analysis.quick_records import quickly
 from fusion_advisor.ops.views import Dims
 from fusion_advisor.records import Blocker, FusionCandidate, OperandMap
 
@@ -22,6 +23,8 @@ MAX_OPERANDS = 32
 # half of an H100's warps no longer fit.
 MAX_LIVE_VALUES = 48
 MAX_MEMBERS = 128  # compile time of one kernel grows faster than its length
+
+_candidate, _operand = quickly(FusionCandidate), quickly(OperandMap)
 
 
 @dataclass(slots=True)
@@ -317,12 +320,12 @@ def make_candidate(
 ) -> FusionCandidate:
     """The record of a piece, which ends where the blockers say."""
     nodes, values, maps, shape = index.nodes, index.values, piece.maps, piece.shape
-    return FusionCandidate(
+    return _candidate(
         id=name,
         nodes=tuple([nodes[m].id for m in piece.members]),
         inputs=tuple(
             [
-                OperandMap(
+                _operand(
                     value=v, dims=maps[v] if v in maps else operand_dims(values[v].shape, shape)
                 )
                 for v in piece.inputs

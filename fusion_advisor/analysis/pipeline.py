@@ -94,6 +94,9 @@ def _collector_paused() -> Iterator[None]:
         yield
     finally:
         if was_on:
+            if not gc.get_freeze_count():  # what is new lives on: straight to the oldest generation
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
