@@ -32,6 +32,17 @@ def runner() -> ModuleType:
     return module
 
 
+def jupyter(*words: str, folder: Path) -> None:
+    """``jupyter WORDS`` in ``folder``, as from a shell: away from the person's own profile."""
+    home = {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_CONFIG_DIR": str(folder / "config")}
+    result = subprocess.run(
+        [sys.executable, "-m", "jupyter", *words],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **home},
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
+
+
 class Demo:
     """The executed notebook, its last text, and the folder it ran in."""
 
@@ -135,6 +146,15 @@ def test_reports_and_kernels_are_files(demo):
     subprocess.run([sys.executable, "-c", code, str(saved), str(kernel)], check=True, cwd=ROOT)
 
 
+def test_the_exported_page_holds_headline_and_table(demo):
+    jupyter("nbconvert", "--to", "html", "executed.ipynb", folder=demo.folder)
+    page = (demo.folder / "executed.html").read_text(encoding="utf-8")
+    text = re.sub(r"<[^>]+>", "", page)
+    assert re.search(r"Fusing 1 place would save about [\d.,]+ \S+ of ", text)
+    assert page.count("<table") >= 3
+    assert "application/vnd.jupyter.widget" not in page
+
+
 class _Untrusted(HTMLParser):
     """What a front end keeps of an untrusted output: no styles, scripts or drawings."""
 
@@ -177,17 +197,6 @@ def test_an_untrusted_reopen_still_shows_headline_and_table(demo):
 
 
 # The lessons
-
-
-def jupyter(*words: str, folder: Path) -> None:
-    """``jupyter WORDS`` in ``folder``, as from a shell: away from the person's own profile."""
-    home = {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_CONFIG_DIR": str(folder / "config")}
-    result = subprocess.run(
-        [sys.executable, "-m", "jupyter", *words],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **home},
-        capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
 
 
 class Lesson:
