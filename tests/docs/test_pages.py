@@ -140,14 +140,3 @@ def test_pages_that_are_tested_elsewhere_are():
     for page, test in ELSEWHERE.items():
         assert (ROOT / "docs" / page).exists()
         assert f'"{page}"' in (ROOT / "tests" / test).read_text(encoding="utf-8")
-
-
-def test_the_table_of_formats_is_that_of_the_code():
-    from fusion_advisor.report.files import FORMATS
-
-    text = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
-    cells = re.findall(r"^\| (`\.[^|]+) \|", text, re.MULTILINE)
-    listed = {tuple(re.findall(r"`([^`]+)`", cell)) for cell in cells}
-    assert listed == {one.suffixes for one in FORMATS.values()} | {(".py",)}
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert not [suffixes[0] for suffixes in listed if f"`{suffixes[0]}`" not in readme]
