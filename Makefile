@@ -50,8 +50,9 @@ pictures: $(VENV)/.ready-test ## Take the pictures of docs/images anew, by the b
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/browser
 	@$(BIN)/python tools/pictures.py
 
-docs: $(VENV)/.ready ## Write docs/rules from the rule catalogue
+docs: $(VENV)/.ready ## Write docs/rules and docs/report-schema.md from what they are about
 	@$(BIN)/python -m fusion_advisor.rules docs/rules
+	@$(BIN)/python -m fusion_advisor.report.schema
 
 clean: ## Remove build outputs and caches (.venv and node_modules stay)
 	@rm -rf build dist extension/lib extension/coverage fusion_advisor/labextension

@@ -170,7 +170,9 @@ def install(root: Path = ROOT, *, quiet: bool = False) -> None:
     except MissingToolError:
         raise
     except FrontEndError as error:
-        raise MissingToolError(f"the packages of extension/yarn.lock are not here: {error}") from None
+        raise MissingToolError(
+            f"the packages of extension/yarn.lock are not here: {error}"
+        ) from None
     stamp.write_text(wanted, encoding="utf-8")
 
 
