@@ -22,6 +22,8 @@ export async function profileCell(open: IOpenNotebook, panel: NotebookPanel): Pr
   if (!code.model.sharedModel.getSource().trim()) {
     return 'The cell is empty: there is nothing to profile.';
   }
+  // Right after a page was opened its kernel is still starting.
+  await panel.sessionContext.ready;
   const kernel = panel.sessionContext.session?.kernel;
   if (!kernel) {
     return 'The notebook has no kernel: choose one first.';

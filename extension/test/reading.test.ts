@@ -155,4 +155,16 @@ describe('versions', () => {
     expect(version).toBe(PACKAGE_VERSION);
     expect(/__version__ = "([^"]+)"/.exec(python)?.[1]).toBe(PACKAGE_VERSION);
   });
+
+  it('the oldest JupyterLab allowed at run time is the oldest one declared', () => {
+    const { dependencies, jupyterlab } = JSON.parse(readFileSync('package.json', 'utf8')) as {
+      dependencies: Record<string, string>;
+      jupyterlab: { sharedPackages: Record<string, { requiredVersion: string }> };
+    };
+    const declared = Object.entries(dependencies).filter(([name]) => /^@jupyterlab/.test(name));
+    expect(declared.length).toBeGreaterThan(5);
+    for (const [name, range] of declared) {
+      expect(jupyterlab.sharedPackages[name]?.requiredVersion).toBe(range);
+    }
+  });
 });
