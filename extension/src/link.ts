@@ -203,13 +203,24 @@ export class KernelLink implements IDisposable {
     const { notebook, store } = this._options;
     this._opening++;
     window.clearTimeout(this._helloTimer);
-    this._comm?.dispose();
-    this._comm = null;
+    this._leaveComm();
     this._requests.endAll(reason || 'The kernel has gone.');
     const known = store.get(notebook);
     const lost = known && (known.findings.length > 0 || known.profiles.length > 0);
     // Also without findings: the next kernel counts its revisions from the beginning.
     store.dispatch(notebook, { kind: 'cleared', reason: lost ? reason : '' });
+  }
+
+  /**
+   * Forget the comm without disposing of it: the kernel may still close it, and JupyterLab logs an
+   * error for the closing of a comm that it does not know. A kernel's end disposes of all of them.
+   */
+  private _leaveComm(): void {
+    if (this._comm) {
+      this._comm.onMsg = () => undefined;
+      this._comm.onClose = () => undefined;
+      this._comm = null;
+    }
   }
 
   /** The kernel has loaded the extension: whatever was opened before had no listener. */
@@ -222,8 +233,7 @@ export class KernelLink implements IDisposable {
 
   private async _open(kernel: Kernel.IKernelConnection): Promise<void> {
     const opening = ++this._opening;
-    this._comm?.dispose();
-    this._comm = null;
+    this._leaveComm();
     this._setState('connecting', 'Asking the kernel for findings.');
     const comm = kernel.createComm(COMM_TARGET);
     await subshell(kernel, comm);
