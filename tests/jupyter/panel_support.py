@@ -86,8 +86,8 @@ def ended(panel: Panel, finding: str, timeout_s: float = 120.0) -> Any:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         work = panel._desk.work_on(finding)
-        if work is not None and work.outcome is not None and not panel._desk.working(finding):
-            return work
+        if work is not None and work.job is not None and work.job.wait(0.02) is not None:
+            return work  # and everybody was told
         time.sleep(0.02)
     raise AssertionError(f"{finding} is still being worked on: {panel.actions.said.value}")
 

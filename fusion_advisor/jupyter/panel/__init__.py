@@ -58,14 +58,14 @@ class ShownPanels:
         """Show a new panel as an output of its own, below the report."""
         made = open_panel(advice)
         show(made.bundle())
-        key = (cell.cell_id or cell.raw) if cell is not None else ""
-        number = cell.execution_count if cell is not None else None
-        earlier, panels = self._by_cell.get(key, (number, []))
-        if earlier != number:
+        if cell is None or cell.cell_id is None:
+            return  # a front end that does not name its cells: nothing tells which one ran again
+        number, panels = self._by_cell.get(cell.cell_id, (None, []))
+        if number != cell.execution_count:
             for old in panels:
                 old.close()
             panels = []
-        self._by_cell[key] = (number, [*panels, made])
+        self._by_cell[cell.cell_id] = (cell.execution_count, [*panels, made])
 
 
 __all__ = ["ShownPanels", "check_possible", "open_panel"]

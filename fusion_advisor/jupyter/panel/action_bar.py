@@ -25,8 +25,8 @@ PLACES = (
     ("in your source file", "file"),
 )
 CANCEL_TOOLTIP = (
-    "Stop this job; the kernel and your cells are not interrupted.  While a cell runs, the front "
-    "end may deliver the click only after it"
+    "Stop this job; the kernel and your cells are not interrupted.  While a cell runs, a click "
+    "waits for its end, as on every widget"
 )
 
 

@@ -110,7 +110,7 @@ class Desk:
             return
         self._tell(finding)
         work.job = self._runner().submit(
-            partial(_WORK[action], self.advice, finding, where),
+            partial(_begun, work, self.advice, where),
             Listener(
                 progress=partial(self._progress, work),
                 queued=partial(self._queued, work),
@@ -153,11 +153,15 @@ class Desk:
             watcher(finding)
 
 
+def _begun(work: Work, advice: Advice, where: str, job: Job) -> str:
+    job.progress("begun", 0.0)
+    return _WORK[work.action](advice, work.finding, where, job)
+
+
 # What each action does, in a job.  Each returns the sentence that says what is now true.
 
 
 def _generate(advice: Advice, finding: str, where: str, job: Job) -> str:
-    job.progress(f"generating {finding}", 0.1)
     kernel = advice.fuse(finding)
     return f"{kernel.entry} was generated"
 
