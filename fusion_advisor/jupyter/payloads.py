@@ -111,7 +111,9 @@ def place_kind(finding: Finding) -> Literal["cell", "file", "installed", "none"]
 def actions(finding: Finding, state: State, kind: str, *, marked: bool) -> list[str]:
     """What a person may ask for, first what is most useful at this place."""
     if state == "applied":
-        return ["undo", "explain"]
+        # What is in place only live is gone after a restart: the ways to keep it stay open.
+        keep = ["reapply_cell", "export_module"] if kind in ("file", "installed") else []
+        return ["undo", *keep, "explain"]
     if state == "stale":
         return ["explain"]
     found = []
