@@ -186,7 +186,7 @@ def _checks(result: ValidationResult) -> str:
     resources = "".join(
         f"<li>{escaped(one.architecture)}: {plural(one.registers, 'register')}, "
         f"{plural(one.spill_bytes, 'byte')} spilled, "
-        f"{plural(one.fused_multiply_adds, 'stray fused multiply-add')}</li>"
+        f"{plural(one.fused_multiply_adds, 'fused multiply-add')}</li>"
         for one in result.resources
     )
     opened = " open" if result.status == "failed" else ""

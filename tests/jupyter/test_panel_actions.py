@@ -116,6 +116,7 @@ def test_what_is_applied_and_undone_elsewhere_shows_at_once(profiled: Any, panel
     try:
         advice.apply(finding)
         assert state(panel, finding) == "in place"
+        assert f"{finding} in place: whole call" in panel.actions.said.value
         assert panel.actions.buttons["apply"].disabled
         assert (
             "in place" in panel.findings._rows[panel.findings.shown_ids.index(finding)].cells.value
@@ -123,6 +124,7 @@ def test_what_is_applied_and_undone_elsewhere_shows_at_once(profiled: Any, panel
     finally:
         advice.undo()
     assert state(panel, finding) == "taken out"
+    assert "is not in place: undone" in panel.actions.said.value
     assert not panel.actions.buttons["apply"].disabled
 
 

@@ -67,7 +67,7 @@ def test_clicks_are_answered_with_progress_and_a_new_state():
         undo = front.model(description="Undo")
         assert not front.models[undo]["disabled"]
         front.click(undo)
-        front.until_said("taken out: ")
+        front.until_said("F1 is not in place: undone")
         shown = front.run("print(torch.equal(model(x), before), advice.report.applied[-1].reason)")
         assert shown[0]["text"] == "True undone\n"
         assert "Traceback" not in "".join(front.logged)

@@ -8,7 +8,7 @@ from functools import partial
 import ipywidgets
 
 from fusion_advisor.jupyter.panel.desk import ACTIONS, Action, Desk, obstacles
-from fusion_advisor.jupyter.panel.detail import checks_html, work_html
+from fusion_advisor.jupyter.panel.detail import checks_html, standing_html
 from fusion_advisor.jupyter.panel.markup import note, short
 from fusion_advisor.jupyter.panel.paging import button
 from fusion_advisor.report.view import FindingView
@@ -95,7 +95,7 @@ class ActionBar:
         self.bar.layout.display = None if running else "none"
         if work is not None:
             self.bar.value = work.fraction if running else 1.0
-        self.said.value = work_html(work)
+        self.said.value = standing_html(work, view)
         self.checks.value = checks_html(view.validation, work)
 
     def _start(self, action: Action) -> None:

@@ -36,12 +36,8 @@ def evidence_html(report: Report, view: FindingView, *, name: str) -> str:
         else ""
     )
     notes = "".join(f"<li>{short(one, MAX_TEXT)}</li>" for one in finding.notes)
-    applied = view.applied
     return "".join(
         (
-            note(short(applied_sentence(applied), MAX_TEXT), "" if applied.undone else "good")
-            if applied is not None
-            else "",
             _verdicts(view),
             f"<h4>{short(view.place)}</h4>{excerpt}",
             f'<p class="fadv-soft">{short(view.what, MAX_TEXT)}</p>',
@@ -156,16 +152,40 @@ def resources_html(validation: ValidationResult | None, view: FindingView) -> st
     if not rows:
         said.append("Compiled figures come with Validate, where the CUDA compiler is installed.")
         return f"<p>{' '.join(said)}</p>"
-    heads = ("Architecture", "Registers", "Spilled", "Shared memory", "Stray FMA", "Machine code")
+    heads = (
+        "Architecture",
+        "Registers",
+        "Spilled",
+        "Shared memory",
+        "Fused multiply-adds",
+        "Machine code",
+    )
     return f"<p>{' '.join(said)}</p>" + table("CUDA resources", heads, rows, numbers=heads[1:])
 
 
 # -- work --------------------------------------------------------------------------------------
 
 
-def work_html(work: Work | None) -> str:
-    """Where the work on a finding stands, or how it ended: errors in place, in one sentence."""
-    if work is None:
+def standing_html(work: Work | None, view: FindingView) -> str:
+    """Where the work on a finding stands, and what is in place: errors too, in one sentence each.
+
+    Of what was applied and undone the report tells: it may have been done elsewhere.
+    """
+    applied = view.applied
+    told = (
+        note(short(applied_sentence(applied), MAX_TEXT), "" if applied.undone else "good")
+        if applied is not None
+        else ""
+    )
+    return _work(work) + told
+
+
+def _work(work: Work | None) -> str:
+    if work is None or (
+        work.outcome is not None
+        and work.outcome.status == "done"
+        and work.action in ("apply", "undo")
+    ):
         return ""
     if work.outcome is None:
         said = work.queued or work.stage

@@ -79,12 +79,12 @@ COLUMNS = (
     Column(head="Share", about="share of the run that it saves", width="4.6em",
            cell=lambda view: short(view.share), order=lambda view: view.finding.share,
            largest_first=True),
-    Column(head="Saves", about="time it saves per run, low to high", width="9.5em",
+    Column(head="Saves", about="time it saves per run, low to high", width="9.8em",
            cell=_saving, order=lambda view: view.estimate.saved_mid_us, largest_first=True),
     Column(head="Bound", about="what limits it", width="8em",
            cell=lambda view: short(view.estimate.bound, 20),
            order=lambda view: view.estimate.bound),
-    Column(head="State", about="how far it has come", width="8.6em",
+    Column(head="State", about="how far it has come", width="10.4em",
            cell=lambda view: tag(view.state), order=lambda view: view.state),
 )  # fmt: skip
 _TEMPLATE = " ".join(column.width for column in COLUMNS[1:])
@@ -183,7 +183,7 @@ class FindingsTable:
         self._nothing = ipywidgets.HTML()
         self._grid = ipywidgets.VBox(
             [head, *(row.box for row in self._rows)],
-            layout=ipywidgets.Layout(min_width="56em"),
+            layout=ipywidgets.Layout(min_width="60em"),
         )
         self.box = ipywidgets.VBox(
             [

@@ -37,6 +37,7 @@ class OpsTab:
         )  # fmt: skip
         self._order = choice("Order", ("as run", "host time", "device time"))
         self._haystack = _haystack(frame)
+        self._on_device = len(frame) > 0 and bool(frame["device_us"].fillna(0).gt(0).any())
         self.table = LongTable(
             "Ops",
             matching=self._matching,
@@ -70,19 +71,21 @@ class OpsTab:
         cells = [
             _op_cells(position, row) for position, row in zip(rows, page.itertuples(), strict=True)
         ]
-        return table(
-            "Ops", ("#", "Op", "Class", "Host", "Device", "Result", "Module", "Where", "Finding"),
-            cells, numbers=("#", "Host", "Device"),
-        )  # fmt: skip
+        heads = ["#", "Op", "Class", "Host", "Device", "Result", "Module", "Where", "Finding"]
+        if not self._on_device:
+            at = heads.index("Device")
+            heads, cells = heads[:at] + heads[at + 1 :], [c[:at] + c[at + 1 :] for c in cells]
+        return table("Ops", heads, cells, numbers=("#", "Host", "Device"))
 
 
 def _op_cells(position: int, row: Any) -> tuple[str, ...]:
     shape = shape_text(row.shape) if row.dtype else ""
     expression = short(row.expression, 60)
+    phase = "" if row.phase == "forward" else f", {short(row.phase)}"
     return (
         f"{position:,}",
         f"{short(op_text(str(row.op)[:MAX_TEXT]))}<br>"
-        f'<span class="fadv-soft">{short(row.kind)}, {short(row.phase)}</span>',
+        f'<span class="fadv-soft">{short(row.kind)}{phase}</span>',
         f'<span class="fadv-nowrap">{short(row.bound)}</span>',
         _time(row.host_us),
         _time(row.device_us),
