@@ -201,7 +201,7 @@ class Channel:
                 if other is not client and name and other.name == name:
                     self._drop(other)  # the same page has opened another comm
         client.name = name if isinstance(name, str) else ""
-        if data.get("settings") is not None:
+        if data.get("settings"):  # one that says nothing leaves the others' as they are
             self._settings.update(data["settings"])
         kernel = getattr(self._shell, "kernel", None)
         client.send(

@@ -200,10 +200,19 @@ def stray_contractions(compiled: CompiledKernel) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _name_products(function: Any) -> None:
+    """Name what the passes made anew: a constant has no name either, and is no product."""
+    for block in function.blocks:
+        for number, instruction in enumerate(block.instructions):
+            if instruction.opcode in ("fmul", "fneg") and not instruction.name:
+                instruction.name = f"product{number}"  # LLVM appends to a name that is taken
+
+
 def _products_added(module: Any) -> list[str]:
     found: list[str] = []
     for function in module.functions:
         products: set[str] = set()
+        _name_products(function)
         for block in function.blocks:
             for instruction in block.instructions:
                 operands = [operand.name for operand in instruction.operands]
