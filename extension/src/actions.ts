@@ -9,7 +9,7 @@ import { cellIndex, reveal } from './navigate';
 import type { IOpenNotebook, OpenNotebooks } from './open_notebooks';
 import { Action, IFinding, Message, readRungs, text } from './protocol';
 import { showReport } from './report_view';
-import type { IRequestOptions } from './requests';
+import { IRequestOptions, RequestEnded } from './requests';
 import type { Screen } from './screen';
 import type { FindingsStore, SharedNotebook } from './store';
 
@@ -235,8 +235,13 @@ export class Actions {
     options: IRequestOptions,
     watched = false
   ): Promise<void> {
+    const { screen, store } = this._options;
     const answer = await this._ask(open, request, options, watched);
-    if (answer) {
+    if (answer && answer.applied === false) {
+      // Done, but to no effect: the reason must not pass by as a success.
+      store.dispatch(open.notebook, { kind: 'notice', text: text(answer.message), isError: true });
+      screen.refuse(options.label, text(answer.message));
+    } else if (answer) {
       this._say(open, text(answer.message) || 'Done.');
     }
   }
@@ -257,7 +262,8 @@ export class Actions {
       return await answer;
     } catch (error) {
       const said = error instanceof Error ? error.message : String(error);
-      store.dispatch(open.notebook, { kind: 'notice', text: said, isError: true });
+      const isError = !(error instanceof RequestEnded && error.kind === 'cancelled');
+      store.dispatch(open.notebook, { kind: 'notice', text: said, isError });
       refuseEnded(screen, options.label, error);
       return null;
     }

@@ -72,6 +72,9 @@ export async function fuseInPlace(context: IFuseContext, finding: IFinding): Pro
     proposal = readProposal(message);
   } catch (error) {
     await watched;
+    const said = error instanceof Error ? error.message : String(error);
+    const isError = !(error instanceof RequestEnded && error.kind === 'cancelled');
+    store.dispatch(notebook, { kind: 'notice', text: said, isError });
     refuseEnded(screen, title, error);
     return;
   }

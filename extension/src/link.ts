@@ -3,6 +3,7 @@
  * announces the extension, dropped with a reason when the kernel restarts, dies or changes.
  */
 
+import type { ISharedCodeCell } from '@jupyter/ydoc';
 import type { ISessionContext } from '@jupyterlab/apputils';
 import type { Kernel, KernelMessage } from '@jupyterlab/services';
 import { JSONObject, UUID } from '@lumino/coreutils';
@@ -76,8 +77,17 @@ export class KernelLink implements IDisposable {
     return this._kernel;
   }
 
+  /**
+   * Whether a cell runs. The kernel's status alone does not tell: each message that a subshell
+   * handles beside the cell ends with an "idle".
+   */
   get isBusy(): boolean {
-    return this._kernel?.status === 'busy';
+    return (
+      this._kernel?.status === 'busy' ||
+      this._options.notebook.cells.some(
+        cell => cell.cell_type === 'code' && (cell as ISharedCodeCell).executionState === 'running'
+      )
+    );
   }
 
   /** Send a request. Its answer is refused with `RequestEnded` when it comes to nothing. */

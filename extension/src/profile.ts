@@ -50,7 +50,7 @@ async function execute(open: IOpenNotebook, panel: NotebookPanel, cell: CodeCell
     model.clearExecution();
     cell.outputHidden = false;
   }, false);
-  cell.setPrompt('*');
+  setRunning(cell, true);
   model.trusted = true;
   const metadata = { ...model.metadata, cellId };
   try {
@@ -59,8 +59,16 @@ async function execute(open: IOpenNotebook, panel: NotebookPanel, cell: CodeCell
   } catch (error) {
     // The kernel went, or the outputs were cleared: the cell must not look as if it ran on.
     if (!cell.isDisposed) {
-      cell.setPrompt('');
+      setRunning(cell, false);
     }
     console.debug('Profiling ended without a reply', error);
   }
+}
+
+/** The prompt; where the model has the state (since JupyterLab 4.3), "edited since run" needs it. */
+function setRunning(cell: CodeCell, running: boolean): void {
+  if ('executionState' in cell.model) {
+    cell.model.executionState = running ? 'running' : 'idle';
+  }
+  cell.setPrompt(running ? '*' : '');
 }

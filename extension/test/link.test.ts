@@ -1,4 +1,4 @@
-import type { YNotebook } from '@jupyter/ydoc';
+import type { YCodeCell, YNotebook } from '@jupyter/ydoc';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { KernelLink } from '../src/link';
 import type { ISettings } from '../src/protocol';
@@ -292,6 +292,21 @@ describe('requests', () => {
     session.status('idle');
     await vi.advanceTimersByTimeAsync(10_000);
     expect((await ended(answer)).kind).toBe('no answer');
+  });
+
+  it('know a running cell though the kernel says idle, as after each message of a subshell', async () => {
+    const cell = shared.cells[0] as YCodeCell;
+    cell.executionState = 'running';
+    const { req, answer } = request('apply_live');
+    await vi.advanceTimersByTimeAsync(60_000);
+    expect(state().jobs[0].phase).toBe('queued');
+    kernel.comm.tell({ type: 'started', req, where: 'between-cells' });
+    expect(state().jobs[0].phase).toBe('queued');
+    cell.executionState = 'idle';
+    kernel.comm.tell({ type: 'progress', req, stage: 'swapping', fraction: 0 });
+    expect(state().jobs[0].phase).toBe('running');
+    kernel.comm.tell({ type: 'done', req, message: '' });
+    await answer;
   });
 
   it('say so after two minutes of silence, and go on', async () => {
