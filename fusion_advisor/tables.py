@@ -39,6 +39,7 @@ def findings_table(report: Report) -> pandas.DataFrame:
             "launches_after": finding.estimate.launches_after,
             "bound": finding.estimate.bound,
             "safety": finding.safety,
+            "ignored": finding.ignored,
             "where": place(finding.span),
             "expression": finding.span.text if finding.span else "",
         }

@@ -12,7 +12,7 @@ from fusion_advisor.records import AppliedFix, CostEstimate, Report
 from fusion_advisor.report.values import one_line
 
 # How the addends go together (analysis.cost): said once above every table of them.
-TERMS_EXPLAINED = (
+_SUM_EXPLAINED = (
     "The fused time is the longer of memory and compute, the unhidden rest of the shorter, what "
     "fresh memory costs, and the call. Low and high vary how well the two overlap."
 )
@@ -33,6 +33,17 @@ def term_rows(estimate: CostEstimate) -> tuple[tuple[str, str, str], ...]:
     return tuple(
         (one_line(name, 60), time_text(us), _TERMS.get(name, "")) for name, us in estimate.terms
     )
+
+
+def terms_explained(estimate: CostEstimate) -> str:
+    """How the terms of a kernel go together; empty for estimates made of other terms."""
+    names = {name for name, _ in estimate.terms}
+    return _SUM_EXPLAINED if {"memory", "compute"} <= names else ""
+
+
+def before_text(report: Report) -> str:
+    """Where the time before comes from, in a word."""
+    return "measured" if report.device is None else "estimated"
 
 
 def textbook_text(estimate: CostEstimate) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusion_advisor.quantities import plain_number, plural, time_text
 from fusion_advisor.records import Report, ValidationResult
 from fusion_advisor.report.dataflow import dataflow_svg
-from fusion_advisor.report.evidence import TERMS_EXPLAINED, term_rows, textbook_text
+from fusion_advisor.report.evidence import before_text, term_rows, terms_explained, textbook_text
 from fusion_advisor.report.highlight import highlight
 from fusion_advisor.report.values import escaped, excerpt
 from fusion_advisor.report.view import (
@@ -52,7 +52,7 @@ def finding_card(report: Report, view: FindingView, *, drawn: bool = True) -> st
         f'<p class="next">Next, in the notebook: <code>{escaped(view.next_magic)}</code> · '
         f"in Python: <code>{escaped(view.next_python)}</code> · "
         f"about the rule: <code>fusion-advisor explain {escaped(finding.rule)}</code></p>",
-        _estimate(view) if drawn else _brief_estimate(view),
+        _estimate(report, view) if drawn else _brief_estimate(report, view),
         _checks(view.validation) if view.validation is not None else "",
         _kernel(view),
         "</article>",
@@ -105,19 +105,14 @@ def _refusals(view: FindingView) -> str:
     return f"<h4>Refused, and why</h4><ul>{rows}</ul>" if rows else ""
 
 
-def _estimate(view: FindingView) -> str:
+def _estimate(report: Report, view: FindingView) -> str:
     estimate = view.estimate
     after = (
         f"{time_text(estimate.time_after_mid_us)} ({time_text(estimate.time_after_low_us)} to "
         f"{time_text(estimate.time_after_high_us)})"
     )
-    models = [
-        (
-            "Measured before, estimated for this device after",
-            time_text(estimate.time_before_us),
-            after,
-        )
-    ]
+    source = f"{before_text(report).capitalize()} before, estimated after"
+    models = [(source, time_text(estimate.time_before_us), after)]
     if estimate.textbook_before_us > 0:
         models.append(
             (
@@ -150,7 +145,7 @@ def _estimate(view: FindingView) -> str:
         f"<tbody>{compared}</tbody></table>"
         + (
             f"<h4>The fused time, term by term</h4><table><tbody>{terms}</tbody></table>"
-            f'<p class="muted">{escaped(TERMS_EXPLAINED)}</p>'
+            f'<p class="muted">{escaped(terms_explained(estimate))}</p>'
             if terms
             else ""
         )
@@ -158,13 +153,14 @@ def _estimate(view: FindingView) -> str:
     )
 
 
-def _brief_estimate(view: FindingView) -> str:
+def _brief_estimate(report: Report, view: FindingView) -> str:
     """The same figures in a sentence: tables for a thousand findings make a page slow."""
     estimate = view.estimate
     terms = ", ".join(f"{name} {us}" for name, us, _ in term_rows(estimate))
     textbook = textbook_text(estimate)
     text = (
-        f"Measured before {time_text(estimate.time_before_us)}, estimated after "
+        f"{before_text(report).capitalize()} before {time_text(estimate.time_before_us)}, "
+        "estimated after "
         f"{time_text(estimate.time_after_mid_us)} ({time_text(estimate.time_after_low_us)} to "
         f"{time_text(estimate.time_after_high_us)}; {terms or 'no terms'}); "
         f"textbook {textbook or 'not worked out'}; limited by {estimate.bound}."

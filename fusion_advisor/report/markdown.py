@@ -11,10 +11,11 @@ import re
 from fusion_advisor.quantities import percent_text, time_text
 from fusion_advisor.records import Report
 from fusion_advisor.report.evidence import (
-    TERMS_EXPLAINED,
     applied_rows,
+    before_text,
     measured_rows,
     term_rows,
+    terms_explained,
     textbook_text,
 )
 from fusion_advisor.report.values import excerpt, one_line
@@ -56,7 +57,7 @@ def _rendered(report: Report, *, details: int, rows: int) -> str:
         f"Run: {markdown_text(report.capture.title or 'not named')}",
         _table(("Figure", "Value", "Note"), summary.facts),
         _findings(views, rows),
-        "\n\n".join(_detail(view) for view in views[:details]),
+        "\n\n".join(_detail(report, view) for view in views[:details]),
         _measured(report),
         _fold("Where the time goes", _time(report)),
         _why_not(report, rows),
@@ -122,7 +123,7 @@ def _findings(views: tuple[FindingView, ...], most: int) -> str:
     return _table(header, rows) + more
 
 
-def _detail(view: FindingView) -> str:
+def _detail(report: Report, view: FindingView) -> str:
     finding, estimate = view.finding, view.estimate
     text = finding.span.text if finding.span is not None else ""
     verdicts = "\n".join(
@@ -131,7 +132,11 @@ def _detail(view: FindingView) -> str:
         for one in finding.verdicts
     )
     rows = [
-        ("Time before", time_text(estimate.time_before_us), "measured, over all occurrences"),
+        (
+            "Time before",
+            time_text(estimate.time_before_us),
+            f"{before_text(report)}, over all occurrences",
+        ),
         (
             "Time after",
             time_text(estimate.time_after_mid_us),
@@ -143,7 +148,7 @@ def _detail(view: FindingView) -> str:
     if textbook_text(estimate):
         rows.append(("Textbook model", textbook_text(estimate), "N(M + C) → M + NC"))
     body = [
-        f"Message: {markdown_text(finding.message)}" if finding.message else "",
+        markdown_text(finding.message),
         fenced(excerpt(text)) if text else "",
         f"Ops: {markdown_text(view.what)}",
         verdicts,
@@ -151,7 +156,7 @@ def _detail(view: FindingView) -> str:
         "\n".join(f"- Note: {markdown_text(note)}" for note in finding.notes),
         f"**{markdown_text(applied_sentence(view.applied))}**" if view.applied else "",
         _table(("Time", "", ""), tuple(rows)),
-        TERMS_EXPLAINED,
+        terms_explained(estimate),
     ]
     summary = (
         f"<strong>{markdown_text(view.id)}</strong> {markdown_text(finding.title, 200)}: saves "

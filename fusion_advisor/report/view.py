@@ -5,6 +5,7 @@ Text, page and notebook display differ in markup only; the sentences and numbers
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -171,8 +172,16 @@ def finding_views(report: Report) -> tuple[FindingView, ...]:
             fixes=fixes.get(finding.id, ()),
             applied=applied.get(finding.id),
         )
-        for rank, finding in enumerate((*counted(report), *ignored(report)), start=1)
+        for rank, finding in enumerate((*_best_first(report), *ignored(report)), start=1)
     )
+
+
+def _best_first(report: Report) -> list[Finding]:
+    def saving(finding: Finding) -> float:
+        us = finding.estimate.saved_mid_us
+        return us if math.isfinite(us) else 0.0
+
+    return sorted(counted(report), key=saving, reverse=True)
 
 
 def counted(report: Report) -> tuple[Finding, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from fusion_advisor.cli import build_parser, main
 from fusion_advisor.cli.completion import completion_script
 from fusion_advisor.cli.doctor import Check, examine, render_checks
 from fusion_advisor.report import export_report
+from fusion_advisor.report.files import FORMATS, suffixes_text
 
 
 class FakeAdvice:
@@ -195,7 +197,7 @@ def test_version_and_help(capsys):
     assert capsys.readouterr().out.startswith("fusion-advisor ")
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    for command in ("run", "profile", "report", "kernel", "explain", "doctor", "demo"):
+    for command in ("run", "profile", "report", "gate", "kernel", "explain", "doctor", "demo"):
         assert f"\n    {command} " in out
     assert "Exit status" in out
 
@@ -216,6 +218,13 @@ def test_fail_on_findings(advisor, tmp_path, saved, capsys):
     assert main(["report", saved, "--fail-on-findings"]) == 1
     empty = str(export_report(empty_report(), tmp_path / "e.json"))
     assert main(["report", empty, "--fail-on-findings"]) == 0
+    ignored = dataclasses.replace(
+        rich_report(),
+        findings=tuple(dataclasses.replace(one, ignored=True) for one in rich_report().findings),
+    )
+    left = str(export_report(ignored, tmp_path / "ignored.json"))
+    assert main(["report", left, "--fail-on-findings"]) == 0
+    assert "Nothing left to fuse: 3 findings ignored by comments" in capsys.readouterr().out
 
 
 def test_report_formats_and_output(saved, tmp_path, capsys):
@@ -225,9 +234,29 @@ def test_report_formats_and_output(saved, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("<!DOCTYPE html>")
     assert main(["report", saved, "--format", "json"]) == 0
     assert capsys.readouterr().out.strip() == Path(saved).read_text().strip()
-    target = tmp_path / "out.html"
-    assert main(["report", saved, "-o", str(target)]) == 0
-    assert target.read_text().startswith("<!DOCTYPE html>")
+    for one in FORMATS.values():  # the suffix, the name and the standard output agree
+        if one.name == "text":  # there it is for a shell
+            continue
+        target = tmp_path / f"out{one.suffixes[0]}"
+        capsys.readouterr()
+        assert main(["report", saved, "-o", str(target)]) == 0
+        assert capsys.readouterr().out == f"Report written to {target}\n"
+        assert main(["report", saved, "--format", one.name]) == 0
+        printed = capsys.readouterr().out.encode()
+        assert printed.rstrip(b"\r\n") == target.read_bytes().rstrip(b"\r\n")
+        named = tmp_path / "out.anything"
+        assert main(["report", saved, "--format", one.name, "-o", str(named)]) == 0
+        assert named.read_bytes() == target.read_bytes()
+
+
+def test_help_names_every_format(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "2000")  # no word is broken
+    assert main(["report", "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for one in FORMATS.values():
+        assert f"{one.name}: {one.what} ({', '.join(one.suffixes)})" in out
+    assert main(["run", "--help"]) == 0
+    assert suffixes_text() in " ".join(capsys.readouterr().out.split())
 
 
 def test_stored_kernel_is_printed(saved, tmp_path, capsys):

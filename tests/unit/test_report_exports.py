@@ -379,6 +379,35 @@ def test_trace_takes_device_times_and_no_impossible_ones(report):
     assert [(e["ts"], e["dur"]) for e in ops] == [(0.0, 3.5), (3.5, 0.25)]
 
 
+def test_best_first_whatever_the_numbers(report):
+    swapped = dataclasses.replace(
+        report, findings=(report.findings[2], report.findings[0], report.findings[1])
+    )
+    assert [row["finding"] for row in csv_rows(render(swapped, "csv"))] == ["F1", "F2", "F3"]
+    odd = dataclasses.replace(report.findings[0].estimate, saved_mid_us=float("nan"))
+    unknown = dataclasses.replace(report.findings[0], estimate=odd)
+    last = dataclasses.replace(report, findings=(unknown, *report.findings[1:]))
+    assert [row["finding"] for row in csv_rows(render(last, "csv"))] == ["F2", "F3", "F1"]
+
+
+def test_times_before_are_called_what_they_are(report):
+    assert "| measured, over all occurrences |" in render(report, "markdown")
+    assert "Measured before, estimated after" in render(report, "html")
+    elsewhere = dataclasses.replace(report, device=report.capture.ceilings)
+    assert "| estimated, over all occurrences |" in render(elsewhere, "markdown")
+    assert "Estimated before, estimated after" in render(elsewhere, "html")
+
+
+def test_other_terms_are_not_explained_as_a_kernels(report):
+    explained = "The fused time is the longer of memory and compute"
+    estimate = dataclasses.replace(
+        report.findings[0].estimate, terms=(("memory", 3.0), ("compute", 2.0))
+    )
+    finding = dataclasses.replace(report.findings[0], estimate=estimate)
+    assert explained in render(dataclasses.replace(report, findings=(finding,)), "markdown")
+    assert explained not in render(report, "markdown")  # memory and launch
+
+
 # -- predicted and measured --------------------------------------------------------------------
 
 
