@@ -459,11 +459,11 @@ def _take_back(
 def _substitutions(pieces: Sequence[Piece]) -> list[Substitution]:
     found = []
     for piece in pieces:
-        operands = piece.kernel.program.inputs
-        numbers = tuple(operand.value for operand in operands if operand.kind == "scalar")
+        program = piece.kernel.program
+        numbers = tuple(operand.value for operand in program.inputs if operand.kind == "scalar")
         first = [operand.value for operand in piece.finding.occurrences[0].inputs]
         # A kernel may read fewer operands than the group does: those that only lend their shape.
-        read = [first.index(str(one.value)) for one in operands if one.kind == "tensor"]
+        read = [first.index(one.value) for one in program.given]
         for candidate in piece.finding.occurrences:
             found.append(
                 Substitution(

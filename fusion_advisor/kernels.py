@@ -115,8 +115,10 @@ def validate_kernel(
         kernel,
         graph,
         candidate,
-        reference=replay.subgraph(graph, candidate.nodes, inputs, outputs),
-        reference64=replay.subgraph(graph, candidate.nodes, inputs, outputs, high_precision=True),
+        reference=replay.subgraph(graph, candidate.computed, inputs, outputs),
+        reference64=replay.subgraph(
+            graph, candidate.computed, inputs, outputs, high_precision=True
+        ),
         captured=captured_inputs(capture, candidate, store),
         ceilings=capture.ceilings,
         targets=targets,

@@ -2,13 +2,15 @@
 
 Records hold no tensors and no callables; tensors travel beside them in a
 ``TensorStore``.  Times are in microseconds (``_us``), sizes in bytes, columns
-are UTF-8 byte offsets, lines count from 1.  Standard library only.
+are UTF-8 byte offsets, lines count from 1.  Nothing but the standard library is imported.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+from fusion_advisor.view_steps import ViewStep
 
 SCHEMA_VERSION = 1
 
@@ -256,8 +258,8 @@ class OperandMap:
     """How one operand is indexed from the iteration space.
 
     ``dims[d]`` is the operand's own dimension read at iteration dimension ``d``,
-    or ``None`` where it is broadcast.  Views inside the group may permute them; a
-    dimension named several times is split over those places, outermost first.
+    or ``None`` where it is broadcast.  Where the group has ``regions``, these say
+    it and ``dims`` is empty.
     """
 
     value: str
@@ -265,11 +267,42 @@ class OperandMap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """One way in which a region reads an external value: through the views between its ops.
+
+    ``views`` are the results of the views passed, the one nearest the operand first;
+    ``steps`` what they do to the operand's own dimensions (those it is broadcast over are left
+    out).  ``dims[d]`` is the dimension, after the steps, that is read at the region's dimension
+    ``d``, or ``None`` where it is broadcast.
+    """
+
+    value: str
+    views: tuple[str, ...]
+    steps: tuple[ViewStep, ...]
+    dims: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Outputs of one shape and layout, written by one loop of the kernel over that shape.
+
+    Every element of an output is computed from external values alone: what a region reads
+    through a view of a member's result is computed again at that place.
+    """
+
+    shape: tuple[int, ...]
+    outputs: tuple[str, ...]
+    accesses: tuple[Access, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FusionCandidate:
     """A legal group of elementwise ops, and of the views between them.
 
-    ``views`` are those of ``nodes`` that only change the indexing.  ``shape`` is the
-    iteration space.  ``outputs`` must be written (used by later ops or alive at the
+    ``views`` are those of ``nodes`` that only change the indexing; a group with views has
+    ``regions``, all others iterate over one ``shape`` (with regions: the largest one).
+    ``shared`` are views that the group reads through and that others need as well: they stay
+    where they are.  ``outputs`` must be written (used by later ops or alive at the
     end); ``saved`` are intermediates that only backward reads (kept by eager,
     recomputed by a fused kernel).  ``blockers`` say why the group ends where it ends:
     one per neighbouring pair that was not fused.
@@ -283,7 +316,14 @@ class FusionCandidate:
     shape: tuple[int, ...]
     pattern: Literal["chain", "dag"] = "chain"
     views: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    regions: tuple[Region, ...] = ()
     blockers: tuple[Blocker, ...] = ()
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """All ops that lead from the inputs to the outputs, shared views included."""
+        return (*self.nodes, *self.shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,7 +395,8 @@ class Constant:
 class Statement:
     """``name = opcode(*args)`` of type ``dtype``; args are earlier names or constants.
 
-    ``node`` is the captured op it came from.  ``stage`` counts reductions passed.
+    ``node`` is the captured op it came from.  ``stage`` counts reductions passed,
+    ``region`` is the loop it stands in.
     """
 
     name: str
@@ -364,6 +405,7 @@ class Statement:
     dtype: str
     node: str = ""
     stage: int = 0
+    region: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,8 +417,9 @@ class ProgramInput:
     (contiguous over its own groups) or ``strided`` (strides are run-time values).
     A ``scalar`` operand is a run-time Python number; ``groups`` is empty.
     ``value`` is the captured value id, or the captured number for a scalar, which
-    stood at flat argument ``position`` of captured ``node``.  An operand of ``rank``
-    that is read through views has its ``dims``, as in ``OperandMap``.
+    stood at flat argument ``position`` of captured ``node``.  A tensor operand belongs to
+    one ``region``; in a program with ``parameters`` it is the view that ``steps`` make of
+    ``parameter``.
     """
 
     name: str
@@ -387,8 +430,9 @@ class ProgramInput:
     value: str | bool | int | float = ""
     node: str = ""
     position: int = 0
-    dims: tuple[int | None, ...] = ()
-    rank: int = 0
+    region: int = 0
+    parameter: str = ""
+    steps: tuple[ViewStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,6 +443,24 @@ class ProgramOutput:
     result: str
     dtype: str
     value: str = ""
+    region: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramParameter:
+    """A tensor that the fused callable is given, for the captured ``value``."""
+
+    name: str
+    dtype: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationSpace:
+    """The space of one region; see ``FusedProgram``."""
+
+    rank: int
+    groups: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,6 +473,10 @@ class FusedProgram:
     inner one; a permuted order expresses channels_last.  ``reduced`` lists the
     axes that are reduced (none for an elementwise program).  Sizes are run-time
     values throughout.
+
+    ``further`` are the spaces of the regions after the first: loops of the same kernel,
+    none of which reads what another writes.  ``parameters`` are what the callable is given,
+    where operands are views of these; else the tensor operands themselves are.
     """
 
     name: str
@@ -422,6 +488,22 @@ class FusedProgram:
     outputs: tuple[ProgramOutput, ...]
     nodes: tuple[str, ...] = ()
     match: Literal["eager", "fast"] = "eager"
+    further: tuple[IterationSpace, ...] = ()
+    parameters: tuple[ProgramParameter, ...] = ()
+
+    @property
+    def given(self) -> tuple[ProgramParameter, ...]:
+        """The tensors that the fused callable is given, in order."""
+        return self.parameters or tuple(
+            ProgramParameter(name=one.name, dtype=one.dtype, value=str(one.value))
+            for one in self.inputs
+            if one.kind == "tensor"
+        )
+
+    @property
+    def spaces(self) -> tuple[IterationSpace, ...]:
+        """The iteration space of every region."""
+        return (IterationSpace(rank=self.rank, groups=self.groups), *self.further)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,11 +134,14 @@ def _check_references(report: Report) -> None:
     known((time.node for time in report.capture.times), nodes, "a time")
     occurrences = [item for finding in report.findings for item in finding.occurrences]
     for candidate in (*report.candidates, *occurrences):
-        known(candidate.nodes, nodes, f"candidate {candidate.id}")
+        name = f"candidate {candidate.id}"
+        known((*candidate.computed, *candidate.views), nodes, name)
         operands = (operand.value for operand in candidate.inputs)
-        known(
-            (*operands, *candidate.outputs, *candidate.saved), values, f"candidate {candidate.id}"
-        )
+        known((*operands, *candidate.outputs, *candidate.saved), values, name)
+        for region in candidate.regions:
+            known(region.outputs, values, name)
+            for access in region.accesses:
+                known((access.value, *access.views), values, name)
     known((node for node, _ in report.bounds), nodes, "a bound")
     findings = {finding.id for finding in report.findings}
     for named in (report.kernels, report.validations, report.fixes):

@@ -66,7 +66,8 @@ def group_ops(index: GraphIndex) -> Grouping:
 def group_within_frames(whole: Grouping) -> Grouping:
     """Refine the whole run's groups to what one Python frame called, for one place in source.
 
-    No fix writes a call for a chain with a view in it: groups that views joined come apart again.
+    Groups that views joined come apart again, but for single ops on either side of a view: apart,
+    these would be no group at all.
     A group is legal, so that only paths inside it can leave a part of it and come back: the parts
     are grown from its own members alone.
     """
@@ -77,39 +78,26 @@ def group_within_frames(whole: Grouping) -> Grouping:
     numbers: dict[tuple[int, int], int] = {}
     partition = Partition(index, placed=True)
     found: list[tuple[Piece, str]] = []
-    for number, piece, name in _without_views(whole):
+    for number, (piece, name) in enumerate(zip(whole.pieces, whole.names, strict=True)):
         frames = {nodes[member].frame for member in piece.members}
-        if piece.views and (len(frames) > 1 or partition.placement_cut(piece) is not None):
-            continue  # single ops that only a view joins
-        if len(frames) > 1:
-            mixed.extend(piece.members)
-            for member in piece.members:
+        if any(len(part.members) > 1 for part in piece.parts) or len(frames) > 1:
+            # The views are looked at again as well: paths lead through them.
+            members = [*piece.members, *piece.shared]
+            mixed.extend(members)
+            for member in members:
                 key = (number, nodes[member].frame)
                 contexts[member] = numbers.setdefault(key, len(numbers))
         elif partition.placement_cut(piece) is None:
             found.append((piece, name))
-        else:
+        elif not piece.regions:
             found.extend((part, "") for part in partition.pieces(piece.members))
-    growth = Growth(index, contexts, sorted(mixed))
+    growth = Growth(index, contexts, sorted({*mixed}))
     for group in growth.groups():
         found.extend((part, "") for part in partition.pieces(group))
     found.sort(key=lambda item: item[0].members[0])
     pieces = tuple([piece for piece, _ in found])
     names = tuple([name or f"W{number}" for number, (_, name) in enumerate(found, 1)])
     return Grouping(index, pieces, names, _owners(index, pieces), growth, partition.cuts, whole)
-
-
-def _without_views(whole: Grouping) -> Iterable[tuple[int, Piece, str]]:
-    """Number, piece and name of the whole run's groups; what views joined comes apart, unnamed.
-
-    Single ops on either side of a view stay together: apart, there is no group at all.
-    """
-    for number, (piece, name) in enumerate(zip(whole.pieces, whole.names, strict=True)):
-        parts = [part for part in piece.parts if len(part.members) > 1]
-        if not parts:
-            yield number, piece, name
-        for part in parts:
-            yield number, part, ""
 
 
 def _owners(index: GraphIndex, pieces: Iterable[Piece]) -> list[int]:

@@ -32,7 +32,7 @@ from fusion_advisor.analysis.partition import element_count, item_bytes
 from fusion_advisor.analysis.quick_records import quickly
 from fusion_advisor.analysis.textbook import compare
 from fusion_advisor.analysis.traffic import TrafficModel
-from fusion_advisor.analysis.work import op_flops, recipe
+from fusion_advisor.analysis.work import fused_flops, op_flops, recipe
 from fusion_advisor.ops.dtypes import opmath
 from fusion_advisor.records import (
     Bound,
@@ -215,6 +215,7 @@ class CostModel:
             candidate.shape,
             len(candidate.inputs),
             len(candidate.outputs),
+            candidate.nodes if candidate.regions else (),
         )
         fused = self._known_fused.get(key)
         if fused is None:
@@ -251,9 +252,7 @@ class CostModel:
         """What does not depend on how long each op was seen to take."""
         index = self.index
         before_bytes, after_bytes = self.traffic.candidate(candidate)
-        flops = float(element_count(candidate.shape)) * sum(
-            info.flops for m in members if (info := index.infos[m]) is not None
-        )
+        flops = fused_flops(index, candidate)
         memory = self._fused_memory_us(candidate, members, after_bytes)
         written = sum(self.traffic.size(self.index.numbers[value]) for value in candidate.outputs)
         peak_us = self._compute_us(flops, self._rate_dtype(members[-1]), 1.0)
@@ -313,13 +312,16 @@ class CostModel:
                 distance.setdefault(memory, far)
         time = 0.0
         seen: set[int] = set()
-        for operand in candidate.inputs:
-            value = numbers[operand.value]
-            memory = traffic.memory[value]
-            if memory not in seen:
+        # Loops run one after the other: what a second one reads again it finds where the first
+        # one's reading left it.
+        for region in ([one] for one in candidate.regions) if candidate.regions else (None,):
+            again = frozenset(seen)
+            for value, size in traffic.read(candidate, region):
+                memory = traffic.memory[value]
+                if memory not in seen or memory in again:
+                    far = 0.0 if memory in again else distance.get(memory, 0.0)
+                    time += self.bandwidth.time_us(size, max(whole, far))
                 seen.add(memory)
-                far = max(whole, distance.get(memory, 0.0))
-                time += self.bandwidth.time_us(traffic.size(value), far)
         for name in candidate.outputs:
             time += self.bandwidth.time_us(traffic.size(numbers[name]), whole)
         return time

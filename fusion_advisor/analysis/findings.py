@@ -121,6 +121,11 @@ def program_key(index: GraphIndex, candidate: FusionCandidate) -> ProgramKey:
         (names.get(operand.value), operand.dims, index.values[operand.value].dtype)
         for operand in candidate.inputs
     )
+    steps += [
+        (names.get(access.value), access.steps, access.dims)
+        for region in candidate.regions
+        for access in region.accesses
+    ]
     outputs = tuple(names[value] for value in candidate.outputs)
     return (tuple(steps), operands, outputs, len(candidate.shape))
 
@@ -200,7 +205,12 @@ def _has_broadcast(candidate: FusionCandidate) -> bool:
     return any(
         dim is None and size > 1
         for operand in candidate.inputs
-        for dim, size in zip(operand.dims, candidate.shape, strict=True)
+        for dim, size in zip(operand.dims, candidate.shape, strict=False)
+    ) or any(
+        dim is None and size > 1
+        for region in candidate.regions
+        for access in region.accesses
+        for dim, size in zip(access.dims, region.shape, strict=True)
     )
 
 

@@ -1,32 +1,40 @@
-"""Joins two groups across a view between them, where that needs no search for paths.
+"""Joins groups across the views between them, into one kernel with a loop per shape of result.
 
-An elementwise op commutes with a view, so that the ops before it can be computed at the places of
-the ops after it, their operands read through the view.  ``before`` joins ``after`` when all that
-is made in ``before`` and needed elsewhere is one value, which goes through one chain of views into
-``after`` and nowhere else.  ``after`` then already needs ``before``, and no other path leaves
-``before``: together they are one kernel in the place of ``after``.
+An elementwise op commutes with a view: what is read behind one can be computed there, from
+operands that are read behind it as well.  So two groups may be one kernel when all that the later
+one reads of the earlier goes through views that are affine at all sizes, no path leaves the two
+and comes back, and little is computed twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from fusion_advisor.analysis.graph_index import GraphIndex
+from fusion_advisor.analysis.graph_index import GraphIndex, is_dense
 from fusion_advisor.analysis.partition import (
     MAX_LIVE_VALUES,
     MAX_MEMBERS,
     MAX_OPERANDS,
     Partition,
     Piece,
-    operand_dims,
+    element_count,
 )
-from fusion_advisor.ops.views import Dims, compose, view_dims
+from fusion_advisor.ops.regions import Walk
+from fusion_advisor.ops.views import foldable
+from fusion_advisor.records import Region
+
+# An op whose result is needed whole and in part as well is computed at most so often per element.
+MOST_RECOMPUTED = 2
+# Steps looked at for one join, and in all: groups far apart in a long run are left as they are.
+MAX_STEPS = 2_000
+MAX_ALL_STEPS = 200_000
 
 
 def fold_views(
     index: GraphIndex, contexts: Sequence[int], pieces: Iterable[Piece], partition: Partition
 ) -> list[Piece]:
-    """The pieces, those that a chain of foldable views connects made one, in recorded order."""
+    """The pieces, those that foldable views connect made one, in recorded order."""
     return _Folding(index, contexts, pieces, partition).run()
 
 
@@ -43,151 +51,231 @@ class _Folding:
         self.partition = partition
         self.pieces = list(pieces)
         self.owner = {m: piece for piece in self.pieces for m in piece.members}
+        self.bases: dict[int, int] = {}  # foldable view -> the member whose result it shows
+        self.refused: set[tuple[int, int, int, int]] = set()
+        self.steps_left = MAX_ALL_STEPS
 
     def run(self) -> list[Piece]:
         """Visit the views in order; what they joined can be joined further on."""
-        index = self.index
+        index, bases = self.index, self.bases
+        self._find_bases()
         joined: list[Piece] = []
-        for position, node in enumerate(index.nodes):
-            if node.kind not in ("view", "metadata") or index.infos[position] is not None:
-                continue
-            if not node.inputs or position in index.keeping:
-                continue
-            maker = index.maker_of(node.inputs[0])
-            if maker >= 0 and index.infos[maker] is not None:
-                piece = self._join(maker, position)
-                if piece is not None:
-                    joined.append(piece)
+        for view, base in bases.items():
+            for user in index.users[index.makes[view][0]]:
+                if index.infos[user] is not None and self.contexts[user] == self.contexts[base]:
+                    piece = self._join(base, user)
+                    if piece is not None:
+                        joined.append(piece)
         if not joined:
-            return self.pieces
-        if not self._ordered():
             return self.pieces
         found = {id(piece): piece for piece in (*self.pieces, *joined)}
         owners = {id(piece) for piece in self.owner.values()}
         return sorted(
-            (piece for key, piece in found.items() if key in owners and len(piece.members) > 1),
+            (piece for key, piece in found.items() if key in owners),
             key=lambda piece: piece.members[0],
         )
+
+    def _find_bases(self) -> None:
+        """Views of members' results, directly or through others, in recorded order."""
+        index, bases = self.index, self.bases
+        infos, sources = index.infos, index.sources
+        for position, node in enumerate(index.nodes):
+            if node.kind not in ("view", "metadata") or infos[position] is not None:
+                continue
+            maker = sources[position][0] if len(sources[position]) == 1 else -1
+            if maker < 0 or not (infos[maker] is not None or maker in bases):
+                continue
+            if self._folds(position):
+                bases[position] = bases.get(maker, maker)
+
+    def _folds(self, position: int) -> bool:
+        """Whether a kernel can read through this view of what a kernel may make."""
+        index, node = self.index, self.index.nodes[position]
+        if node.mutates or len(node.outputs) != 1 or position in index.keeping:
+            return False
+        source, result = index.values[node.inputs[0]], index.values[node.outputs[0]]
+        if result.dtype != source.dtype or set(result.flags) - {"saved"}:
+            return False
+        if source.storage in index.written_storages:
+            return False
+        return foldable(node, source.shape, result.shape)
 
     def _piece(self, member: int) -> Piece:
         piece = self.owner.get(member)
         return piece if piece is not None else self.partition.look([member])
 
-    def _join(self, maker: int, position: int) -> Piece | None:
-        """The piece that the views from ``position`` on make of both sides, if they may join."""
-        index = self.index
-        value = index.nodes[maker].outputs[0]
-        chain, dims = self._chain(value, position)
-        if dims is None:
+    def _join(self, base: int, user: int) -> Piece | None:
+        """The piece that both sides of a view make, if they may be one kernel."""
+        if base in self.owner and self.owner[base] is self.owner.get(user):
             return None
-        viewed = index.nodes[chain[-1]].outputs[0]
-        users = [user for user in index.users_of(viewed) if user not in index.keeping]
-        if not users or any(index.infos[user] is None for user in users):
+        before, after = self._piece(base), self._piece(user)
+        # Groups only grow, so that first member and size tell one from what it was before.
+        key = (before.members[0], len(before.members), after.members[0], len(after.members))
+        if key in self.refused:
             return None
-        before, after = self._piece(maker), self._piece(users[0])
-        if after is before or any(user not in after.members for user in users):
+        whole = self._whole(before, after)
+        if whole is None:
+            self.refused.add(key)
             return None
-        return self._joined(before, after, chain, value, viewed, dims)
-
-    def _chain(self, value: str, position: int) -> tuple[list[int], Dims | None]:
-        """Views one after the other, each read by the next alone, and their common map."""
-        index = self.index
-        nodes, values = index.nodes, index.values
-        chain: list[int] = []
-        dims: Dims | None = tuple(range(len(values[value].shape)))
-        at = value
-        if values[value].storage in index.written_storages:
-            return chain, None
-        while dims is not None:
-            node = nodes[position]
-            # The first other reader decides: a value that all layers view has very many.
-            users, keeping = index.users_of(at), index.keeping
-            if any(user != position and user not in keeping for user in users):
-                return chain, None
-            if index.kept(at) or len(node.outputs) != 1:
-                return chain, None
-            if len(node.inputs) != 1 or node.mutates or index.infos[position] is not None:
-                return chain, None
-            source, result = values[at], values[node.outputs[0]]
-            if result.dtype != source.dtype or set(result.flags) - {"saved"}:
-                return chain, None
-            own = view_dims(node, source.shape, result.shape)
-            dims = compose(dims, own) if own is not None else None
-            chain.append(position)
-            at = result.id
-            following = [user for user in index.users_of(at) if user not in index.keeping]
-            if len(following) != 1 or nodes[following[0]].kind not in ("view", "metadata"):
-                break
-            if index.infos[following[0]] is not None:
-                break
-            position = following[0]
-        return chain, None if index.kept(at) else dims
-
-    def _joined(
-        self, before: Piece, after: Piece, chain: list[int], value: str, viewed: str, dims: Dims
-    ) -> Piece | None:
-        index = self.index
-        members = sorted((*before.members, *chain, *after.members))
-        if before.outputs != [value] or len({self.contexts[m] for m in members}) > 1:
-            return None
-        if index.values[value].shape != before.shape or len(members) > MAX_MEMBERS:
-            return None
-        if any(index.nodes[index.maker_of(v)].kind == "view" for v in after.outputs):
-            return None
-        if any(self._written_later(v, before.members[0]) for v in before.inputs):
-            return None
-        whole = self.partition.look(members)
-        if set(whole.outputs) != set(after.outputs) or len(members) > MAX_LIVE_VALUES:
-            return None
-        if len(whole.inputs) + len(whole.outputs) > MAX_OPERANDS:
-            return None
-        through = compose(dims, self._dims(after, viewed))
-        if through is None:
-            return None
-        maps: dict[str, Dims] = {v: self._dims(after, v) for v in after.inputs if v != viewed}
-        for operand in before.inputs:
-            own = compose(self._dims(before, operand), through)
-            if own is None or maps.setdefault(operand, own) != own:
-                return None  # parts of a split in another order, or one operand at two places
-        if set(maps) != set(whole.inputs):
-            return None
-        whole.outputs = after.outputs
-        whole.shape = after.shape
-        whole.maps = maps
-        whole.views = sorted((*before.views, *chain, *after.views))
-        whole.parts = [part for piece in (before, after) for part in (piece.parts or [piece])]
-        self.owner.update(dict.fromkeys(members, whole))
+        self.owner.update(dict.fromkeys(whole.members, whole))
         return whole
 
-    def _dims(self, piece: Piece, value: str) -> Dims:
-        known = piece.maps.get(value)
-        if known is not None:
-            return known
-        return operand_dims(self.index.values[value].shape, piece.shape)
+    def _whole(self, before: Piece, after: Piece) -> Piece | None:
+        working = sorted(
+            m for piece in (before, after) for m in piece.members if m not in self.bases
+        )
+        if len(working) > MAX_LIVE_VALUES:
+            return None
+        through = self._through(working)
+        inner = self._inner(through, {*working})
+        members = sorted((*working, *inner))
+        shared = through - inner
+        if len(members) > MAX_MEMBERS or len({self.contexts[m] for m in members}) > 1:
+            return None
+        piece = self.partition.look(members)
+        shown = {self.index.nodes[view].outputs[0] for view in shared}
+        piece.inputs = [value for value in piece.inputs if value not in shown]
+        piece.views = sorted(inner)
+        piece.shared = sorted(shared)
+        if not self._writable(piece):
+            return None
+        parts = [part for side in (before, after) for part in (side.parts or [side])]
+        regions = self._regions(piece, parts)
+        if regions is None or self._leaves_and_returns(members, shared):
+            return None
+        piece.parts = parts
+        piece.regions = regions
+        piece.shape = regions[0].shape
+        return piece
 
-    def _written_later(self, value: str, position: int) -> bool:
-        """Whether an operand is written in place after the group may have read it."""
-        storage = self.index.values[value].storage
-        return any(writer > position for writer in self.index.writers.get(storage, ()))
+    def _through(self, working: Sequence[int]) -> set[int]:
+        """The views between the members: each shows a member's result to a member."""
+        index, bases = self.index, self.bases
+        inside = set(working)
+        found: set[int] = set()
+        for member in working:
+            for view in index.sources[member]:
+                if bases.get(view) not in inside:
+                    continue
+                while view in bases and view not in found:
+                    found.add(view)
+                    view = index.sources[view][0]
+        return found
 
-    def _ordered(self) -> bool:
-        """Whether all kernels can still be ordered: values saved for backward are paths as well."""
+    def _inner(self, through: Collection[int], working: Collection[int]) -> set[int]:
+        """Of these views those that nothing outside needs."""
         index = self.index
-        step = [id(self.owner[i]) if i in self.owner else i for i in range(len(index.nodes))]
-        needs: dict[int, set[int]] = {one: set() for one in step}
-        for position, own in enumerate(step):
-            needs[own].update(step[d] for d in index.dependencies[position] if step[d] != own)
-        waiting = {one: len(earlier) for one, earlier in needs.items()}
-        readers: dict[int, list[int]] = {}
-        for one, earlier in needs.items():
-            for other in earlier:
-                readers.setdefault(other, []).append(one)
-        ready = [one for one, count in waiting.items() if not count]
-        done = 0
-        while ready:
-            done += 1
-            for reader in readers.get(ready.pop(), ()):
-                waiting[reader] -= 1
-                if not waiting[reader]:
-                    ready.append(reader)
-        return done == len(waiting)
+        inner: set[int] = set()
+        for view in sorted(through, reverse=True):
+            value = index.makes[view][0]
+            if not index.alive[value] and all(
+                user in working or user in inner or user in index.keeping
+                for user in index.users[value]
+            ):
+                inner.add(view)
+        return inner
+
+    def _writable(self, piece: Piece) -> bool:
+        index = self.index
+        for value in piece.outputs:
+            made = index.nodes[index.maker_of(value)]
+            if made.kind in ("view", "metadata") or not is_dense(index.values[value]):
+                return False
+        return len(piece.inputs) + len(piece.outputs) <= MAX_OPERANDS
+
+    def _kin(self, piece: Piece, parts: Iterable[Piece]) -> Callable[[str], object]:
+        """Equal for results of one shape at all sizes: of one group, or one made of the other."""
+        index = self.index
+        leader: dict[int, int] = {}
+
+        def lead(member: int) -> int:
+            while leader.setdefault(member, member) != member:
+                member = leader[member]
+            return member
+
+        for part in parts:
+            for member in part.members:
+                leader[lead(member)] = lead(part.members[0])
+        views = {*piece.views}
+        for member in piece.members:
+            shape = index.values[index.nodes[member].outputs[0]].shape
+            for value, maker in zip(index.nodes[member].inputs, index.sources[member], strict=True):
+                inside = maker in leader and maker not in views and member not in views
+                if inside and index.values[value].shape == shape:
+                    leader[lead(maker)] = lead(member)
+        return lambda value: lead(index.maker_of(value))
+
+    def _regions(self, piece: Piece, parts: Iterable[Piece]) -> tuple[Region, ...] | None:
+        """The loops of the kernel; None where it cannot be written or computes too much twice."""
+        index = self.index
+        nodes = [index.nodes[m] for m in (*piece.members, *piece.shared)]
+        makers = {node.outputs[0]: node for node in nodes}
+        views = {index.nodes[view].id for view in (*piece.views, *piece.shared)}
+        walk = Walk(makers, index.values, views)
+        regions = walk.regions(piece.outputs, self._kin(piece, parts))
+        if regions is None:
+            return None
+        arrays = sum(len(region.accesses) for region in regions) + len(piece.outputs)
+        if arrays > MAX_OPERANDS:
+            return None
+        read = {access.value for region in regions for access in region.accesses}
+        if read != set(piece.inputs):
+            return None
+        evaluated: Counter[str] = Counter()
+        places: Counter[str] = Counter()
+        for region in regions:
+            instances = walk.instances(region.outputs) or []
+            made = [v for v, _ in instances if v in makers and makers[v].id not in views]
+            if len(made) > MAX_LIVE_VALUES:
+                return None
+            for value in made:
+                evaluated[value] += element_count(region.shape)
+                places[value] += 1
+        for value, count in evaluated.items():
+            own = element_count(index.values[value].shape)
+            if places[value] > 1 and count > MOST_RECOMPUTED * own:
+                return None
+        return regions
+
+    def _leaves_and_returns(self, members: Sequence[int], shared: Collection[int]) -> bool:
+        """Whether something outside needs a member and is needed by one: no order would do.
+
+        Also where that could not be found out within the steps there are.
+        """
+        index, owner = self.index, self.owner
+        inside = set(members)
+        first = members[0]
+        seen: set[int] = set()
+        waiting = [
+            earlier
+            for member in members
+            for earlier in index.dependencies[member]
+            if earlier not in inside and earlier not in shared
+        ]
+        budget = min(MAX_STEPS, self.steps_left)
+        while waiting:
+            position = waiting.pop()
+            if position in inside:
+                self.steps_left -= len(seen)
+                return True
+            if position in seen:
+                continue
+            piece = owner.get(position)
+            step: Sequence[int] = (position,)
+            aside: Sequence[int] = ()
+            if piece is not None and piece.members[0] not in inside:
+                step, aside = piece.members, piece.shared
+            seen.update(step)
+            if len(seen) > budget:
+                self.steps_left -= len(seen)
+                return True
+            if step[-1] < first:
+                continue
+            for one in step:
+                waiting.extend(
+                    earlier
+                    for earlier in index.dependencies[one]
+                    if earlier not in seen and earlier not in aside
+                )
+        self.steps_left -= len(seen)
+        return False

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fusion_advisor.analysis.graph_index import GraphIndex, is_dense, same_layout
 from fusion_advisor.analysis.growth import larger_shape
 from fusion_advisor.analysis.legality import Refusal
 from fusion_advisor.analysis.quick_records import quickly
-from fusion_advisor.ops.views import Dims
-from fusion_advisor.records import Blocker, FusionCandidate, OperandMap
+from fusion_advisor.records import Blocker, FusionCandidate, OperandMap, Region
 
 # A CUDA launch and a Numba signature stay manageable, and every pointer costs two registers.
 MAX_OPERANDS = 32
@@ -31,8 +30,8 @@ _candidate, _operand = quickly(FusionCandidate), quickly(OperandMap)
 class Piece:
     """Members (positions, in order) of what may become a candidate, and how they are seen.
 
-    ``views`` are the members that only change the indexing, ``maps`` the operands that are not
-    read by broadcasting alone, ``parts`` the pieces that these views joined.
+    ``views`` are the members that only change the indexing, ``shared`` views that it reads through
+    and that stay, ``regions`` the loops of what views joined, ``parts`` what these joined.
     """
 
     members: list[int]
@@ -41,7 +40,8 @@ class Piece:
     outputs: list[str]
     saved: list[str]
     views: Sequence[int] = ()
-    maps: dict[str, Dims] = field(default_factory=dict)
+    shared: Sequence[int] = ()
+    regions: tuple[Region, ...] = ()
     parts: Sequence[Piece] = ()
 
 
@@ -306,7 +306,7 @@ class Partition:
 
 
 @functools.lru_cache(maxsize=4096)
-def operand_dims(shape: tuple[int, ...], space: tuple[int, ...]) -> Dims:
+def operand_dims(shape: tuple[int, ...], space: tuple[int, ...]) -> tuple[int | None, ...]:
     """How an operand of ``shape`` broadcasts over the iteration ``space``."""
     lead = len(space) - len(shape)
     return tuple(
@@ -319,15 +319,13 @@ def make_candidate(
     index: GraphIndex, piece: Piece, name: str, blockers: Sequence[Blocker]
 ) -> FusionCandidate:
     """The record of a piece, which ends where the blockers say."""
-    nodes, values, maps, shape = index.nodes, index.values, piece.maps, piece.shape
+    nodes, values, regions, shape = index.nodes, index.values, piece.regions, piece.shape
     return _candidate(
         id=name,
         nodes=tuple([nodes[m].id for m in piece.members]),
         inputs=tuple(
             [
-                _operand(
-                    value=v, dims=maps[v] if v in maps else operand_dims(values[v].shape, shape)
-                )
+                _operand(value=v, dims=() if regions else operand_dims(values[v].shape, shape))
                 for v in piece.inputs
             ]
         ),
@@ -336,6 +334,8 @@ def make_candidate(
         shape=shape,
         pattern="chain" if _is_chain(index, piece) else "dag",
         views=tuple([nodes[m].id for m in piece.views]),
+        shared=tuple([nodes[m].id for m in piece.shared]),
+        regions=regions,
         blockers=tuple(blockers),
     )
 

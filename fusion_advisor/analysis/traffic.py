@@ -8,14 +8,15 @@ results that others need.  Cache effects are not in these numbers; they enter th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 from fusion_advisor.analysis.graph_index import GraphIndex, Numbers, build_index
 from fusion_advisor.analysis.partition import element_count, item_bytes
 from fusion_advisor.ops import functional_name
-from fusion_advisor.records import FusionCandidate, OpGraph, OpNode, TensorSpec
+from fusion_advisor.ops.elements import distinct_elements
+from fusion_advisor.records import Access, FusionCandidate, OpGraph, OpNode, Region, TensorSpec
 
 # Ops whose written argument is overwritten without being read.
 _WRITE_ONLY = frozenset(
@@ -71,10 +72,31 @@ class TrafficModel:
         """Bytes of a group before (op by op) and after (one kernel)."""
         positions, numbers = self.index.positions, self.index.numbers
         before = sum(self.ops[positions[node]].total for node in candidate.nodes)
-        read = [numbers[operand.value] for operand in candidate.inputs]
-        inputs = {self.memory[value]: self.size(value) for value in read}
+        inputs: dict[int, int] = {}
+        for value, size in self.read(candidate):
+            memory = self.memory[value]
+            inputs[memory] = max(size, inputs.get(memory, 0))
         written = [self.size(numbers[value]) for value in candidate.outputs]
         return before, sum(inputs.values()) + sum(written)
+
+    def read(
+        self, candidate: FusionCandidate, regions: Sequence[Region] | None = None
+    ) -> list[tuple[int, int]]:
+        """Each operand (by number) and its distinct bytes that a kernel reads, in these regions."""
+        numbers = self.index.numbers
+        if not candidate.regions:
+            read = [numbers[operand.value] for operand in candidate.inputs]
+            return [(value, self.size(value)) for value in read]
+        accesses: dict[str, list[Access]] = {}
+        for region in candidate.regions if regions is None else regions:
+            for access in region.accesses:
+                accesses.setdefault(access.value, []).append(access)
+        found = []
+        for name, own in accesses.items():
+            spec = self.index.values[name]
+            count = distinct_elements(spec.shape, spec.strides, own)
+            found.append((numbers[name], count * item_bytes(spec.dtype)))
+        return found
 
     def _add(self, position: int) -> None:
         index, memory = self.index, self.memory

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fusion_advisor.analysis.graph_index import GraphIndex
 from fusion_advisor.analysis.partition import element_count
 from fusion_advisor.ops import OpInfo, lookup
+from fusion_advisor.ops.regions import Walk
+from fusion_advisor.records import FusionCandidate
 
 # Per element of its largest tensor: a pass over rows for the statistics, one to apply them.
 _FLOPS_PER_ELEMENT = {"reduction": 1.0, "normalization": 8.0, "elementwise": 1.0}
@@ -39,6 +41,25 @@ def op_flops(index: GraphIndex, position: int) -> float:
     if "softmax" in node.op:
         return _SOFTMAX_FLOPS * largest
     return _FLOPS_PER_ELEMENT.get(kind, 1.0) * largest
+
+
+def fused_flops(index: GraphIndex, candidate: FusionCandidate) -> float:
+    """Work of one kernel in place of a candidate's ops: what it computes twice counts twice."""
+    if not candidate.regions:
+        infos = [recipe(index, index.positions[node]) for node in candidate.nodes]
+        each = sum(info.flops for info in infos if info is not None)
+        return float(element_count(candidate.shape)) * each
+    positions = [index.positions[node] for node in candidate.computed]
+    makers = {value: index.nodes[p] for p in positions for value in index.nodes[p].outputs}
+    walk = Walk(makers, index.values, {*candidate.views, *candidate.shared})
+    total = 0.0
+    for region in candidate.regions:
+        for value, _ in walk.instances(region.outputs) or ():
+            maker = index.maker_of(value)
+            info = recipe(index, maker) if value in makers else None
+            if info is not None:
+                total += info.flops * element_count(region.shape)
+    return total
 
 
 def _matmul_flops(op: str, shapes: list[tuple[int, ...]], output: tuple[int, ...]) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 from fusion_advisor import ops
 from fusion_advisor.codegen.naming import Namer
 from fusion_advisor.errors import UnsupportedOpError
-from fusion_advisor.ops.views import size_free
+from fusion_advisor.ops.views import size_free, slice_arguments
 from fusion_advisor.records import (
     Argument,
     FusedProgram,
@@ -62,7 +63,8 @@ _METHODS = frozenset(
 _FUNCTIONAL = frozenset(["silu", "gelu", "hardswish", "hardsigmoid", "mish"])
 _VIEW_METHODS = frozenset(
     """
-    aten.detach.default aten.t.default aten.transpose.int aten.unflatten.int aten.unsqueeze.default
+    aten.detach.default aten.expand.default aten.select.int aten.squeeze.dim aten.t.default
+    aten.transpose.int aten.unflatten.int aten.unsqueeze.default
     """.split()
 )
 _TORCH_OVERLOADS = {
@@ -90,9 +92,10 @@ def stand_in(
 ) -> str | None:
     """An operand with a tensor's shape and strides, or None."""
     for operand in inputs:
-        other = specs.get(str(operand.value)) if operand.kind == "tensor" else None
+        own = operand.kind == "tensor" and not operand.steps
+        other = specs.get(str(operand.value)) if own else None
         if other is not None and (other.shape, other.strides) == (spec.shape, spec.strides):
-            return operand.name
+            return operand.parameter or operand.name
     return None
 
 
@@ -105,12 +108,12 @@ class _Writer:
         self.nodes = [node for node in graph.nodes if node.id in members]
         self.specs: dict[str, TensorSpec] = {spec.id: spec for spec in graph.values}
         self.nodes = [self._for_all_sizes(node) for node in self.nodes]
-        self.names = {str(p.value): p.name for p in program.inputs if p.kind == "tensor"}
+        self.names = {one.value: one.name for one in program.given}
         self.operands = frozenset(self.names)
         self.scalars = {(p.node, p.position): p.name for p in program.inputs if p.kind == "scalar"}
         self.namer = Namer()
-        for operand in program.inputs:
-            self.namer.take(operand.name)
+        for name in (*self.names.values(), *self.scalars.values()):
+            self.namer.take(name)
 
     def _for_all_sizes(self, node: OpNode) -> OpNode:
         """A view between the ops without the recorded sizes."""
@@ -163,7 +166,17 @@ class _Writer:
             position += ops.flat_length(argument)
         if ops.is_inplace(node.op):
             return self._written(node, args, kwargs)
+        if node.op == "aten.slice.Tensor" and not kwargs:
+            return self._sliced(node, args[0])
         return _expression(ops.functional_name(node.op), args, kwargs, self._casts(node))
+
+    def _sliced(self, node: OpNode, tensor: str) -> str:
+        """A slice in brackets, as a person writes it."""
+        rank = len(self.specs[node.inputs[0]].shape)
+        at, start, end, step = slice_arguments(node)
+        bounds = f"{start or ''}:{'' if end == sys.maxsize else end}"
+        bounds += f":{step}" if step != 1 else ""
+        return f"{tensor}[{', '.join([*[':'] * (at % rank), bounds])}]"
 
     def _written(self, node: OpNode, args: list[str], kwargs: list[tuple[str, str]]) -> str:
         """An op that writes in place: for other dtypes too the written tensor keeps its own.
@@ -239,7 +252,7 @@ def eager_function_text(
 ) -> str:
     """A plain torch function of the program's inputs that returns its outputs."""
     writer = _Writer(program, graph)
-    parameters = ", ".join(operand.name for operand in program.inputs)
+    parameters = ", ".join((*writer.names.values(), *writer.scalars.values()))
     lines = [f"def {name}({parameters}):"]
     finals = {s.node: s.name for s in program.statements}
     for node in writer.nodes:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from fusion_advisor.errors import UnsupportedOpError
-from fusion_advisor.ops.views import inner_parts
-from fusion_advisor.records import FusionCandidate, TensorSpec
+from fusion_advisor.records import FusionCandidate, OperandMap, TensorSpec
+from fusion_advisor.view_steps import ViewStep
 
 Layout = Literal["dense", "strided"]
 
@@ -78,34 +78,38 @@ def _output_order(outputs: tuple[TensorSpec, ...], shape: tuple[int, ...]) -> tu
     return order
 
 
-def walking_strides(
-    dims: tuple[int | None, ...], strides: tuple[int, ...], shape: tuple[int, ...]
-) -> tuple[int | None, ...]:
-    """How far an operand moves per step of each iteration dimension; None where it is broadcast.
-
-    A dimension of the operand that is split over several places moves in whole inner parts.
-    """
-    return tuple(
-        None
-        if own is None
-        else strides[own] * math.prod([shape[d] for d in inner_parts(dims, axis)])
-        for axis, own in enumerate(dims)
-    )
-
-
-def broadcasts(dims: tuple[int | None, ...], rank: int) -> bool:
-    """Whether an operand of ``rank`` is read by plain broadcasting, aligned from the right."""
-    missing = len(dims) - rank
-    return missing >= 0 and all(own is None or own == d - missing for d, own in enumerate(dims))
+def _cut_dimensions(steps: tuple[ViewStep, ...], rank: int) -> frozenset[int]:
+    """Of ``rank`` dimensions after the steps, those of which a slice takes a part."""
+    for kind, _, numbers in steps:
+        rank += (kind in ("single", "select")) - (kind == "unsqueeze")
+        rank -= len(numbers) if kind == "split" else 0
+    cut = [False] * rank
+    for kind, at, numbers in steps:
+        if kind == "permute":
+            cut = [cut[d] for d in numbers]
+        elif kind == "unsqueeze":
+            cut.insert(at, False)
+        elif kind in ("single", "select"):
+            del cut[at]
+        elif kind == "slice":
+            cut[at] = True
+        elif kind == "split":
+            cut[at : at + 1] = [cut[at]] * (len(numbers) + 1)
+    return frozenset(d for d, is_cut in enumerate(cut) if is_cut)
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """An operand over the iteration space.  ``fixed``: sizes of 1 may be longer another time."""
+    """An operand over the iteration space.
+
+    ``fixed``: sizes of 1 may be longer another time.  ``cut``: dimensions that lie apart from
+    those outside them, if not at these sizes then at others.
+    """
 
     strides: tuple[int | None, ...]
     shape: tuple[int, ...]
     fixed: bool
+    cut: frozenset[int]
 
     def owns(self, dimension: int) -> bool:
         return self.strides[dimension] is not None
@@ -113,6 +117,8 @@ class _Walk:
     def mergeable(self, outer: int, inner: int) -> bool:
         """Whether one stride walks both dimensions of an operand that has both."""
         first, second = self.strides[outer], self.strides[inner]
+        if inner in self.cut:
+            return False
         if 0 in self.shape:
             return True
         if 1 in (self.shape[outer], self.shape[inner]):
@@ -120,8 +126,14 @@ class _Walk:
         return first is not None and second is not None and first == second * self.shape[inner]
 
 
-def plan_space(candidate: FusionCandidate, values: dict[str, TensorSpec]) -> SpaceLayout:
+def plan_space(
+    candidate: FusionCandidate,
+    values: Mapping[str, TensorSpec],
+    steps: Mapping[str, tuple[ViewStep, ...]],
+) -> SpaceLayout:
     """Groups and operand layouts for a candidate's iteration space.
+
+    ``steps`` are those that made an operand, for operands that are views.
 
     Raises:
         UnsupportedOpError: an output that is not dense, or outputs of different layout.
@@ -133,10 +145,10 @@ def plan_space(candidate: FusionCandidate, values: dict[str, TensorSpec]) -> Spa
     order = _output_order(outputs, shape)
     # Through a view, a dimension of size 1 may lie anywhere: merged by chance, it would make the
     # kernel refuse every other size.
-    viewed = any(not broadcasts(o.dims, len(values[o.value].shape)) for o in candidate.inputs)
+    viewed = any(steps.values())
     walks = {
-        operand.value: _Walk(
-            walking_strides(operand.dims, values[operand.value].strides, shape), shape, viewed
+        operand.value: _walk(
+            operand, values[operand.value], shape, viewed, steps.get(operand.value, ())
         )
         for operand in candidate.inputs
     }
@@ -149,6 +161,19 @@ def plan_space(candidate: FusionCandidate, values: dict[str, TensorSpec]) -> Spa
     frozen = tuple(tuple(group) for group in groups) or ((),)
     operands = {value: _operand_layout(walk, frozen) for value, walk in walks.items()}
     return SpaceLayout(frozen, operands)
+
+
+def _walk(
+    operand: OperandMap,
+    spec: TensorSpec,
+    shape: tuple[int, ...],
+    viewed: bool,
+    steps: tuple[ViewStep, ...],
+) -> _Walk:
+    strides = tuple(None if own is None else spec.strides[own] for own in operand.dims)
+    cut = _cut_dimensions(steps, len(spec.shape))
+    places = frozenset(d for d, own in enumerate(operand.dims) if own in cut)
+    return _Walk(strides, shape, viewed, places)
 
 
 def _joins(group: list[int], dimension: int, walk: _Walk) -> bool:
@@ -168,4 +193,5 @@ def _operand_layout(walk: _Walk, groups: tuple[tuple[int, ...], ...]) -> Operand
     dimensions = [d for index in mine for d in groups[index]]
     sizes = tuple(walk.shape[d] for d in dimensions)
     strides = tuple(walk.strides[d] or 0 for d in dimensions)
-    return OperandLayout(mine, "dense" if _is_row_major(sizes, strides) else "strided")
+    dense = _is_row_major(sizes, strides) and not walk.cut.intersection(dimensions[1:])
+    return OperandLayout(mine, "dense" if dense else "strided")

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
 from fusion_advisor import ops
 from fusion_advisor.codegen.eager_text import fills_unread, stand_in
-from fusion_advisor.codegen.layout import SpaceLayout, broadcasts, plan_space
+from fusion_advisor.codegen.layout import SpaceLayout, plan_space
 from fusion_advisor.codegen.naming import Namer, identifier, name_operands
 from fusion_advisor.codegen.program import check_program, live_statements
 from fusion_advisor.errors import UnsupportedOpError
+from fusion_advisor.ops.regions import original, unrolled
 from fusion_advisor.ops.scalars import Value
 from fusion_advisor.records import (
     Constant,
     FusedProgram,
     FusionCandidate,
+    IterationSpace,
     OpGraph,
     OpNode,
     ProgramInput,
     ProgramOutput,
+    ProgramParameter,
     Statement,
     TensorSpec,
 )
+from fusion_advisor.view_steps import ViewStep
 
 _HALVES = ("bfloat16", "float16")
 
@@ -36,13 +41,15 @@ class _Lowering:
         graph: OpGraph,
         candidate: FusionCandidate,
         runtime_scalars: frozenset[tuple[str, int]],
+        namer: Namer,
+        steps: Mapping[str, tuple[ViewStep, ...]],
     ) -> None:
         members = set(candidate.nodes)
         self.candidate = candidate
         self.nodes = [node for node in graph.nodes if node.id in members]
         self.specs: dict[str, TensorSpec] = {spec.id: spec for spec in graph.values}
-        self.namer = Namer()
-        self.space: SpaceLayout = plan_space(candidate, self.specs)
+        self.namer = namer
+        self.space: SpaceLayout = plan_space(candidate, self.specs, steps)
         self.inputs = self._tensor_inputs(graph)
         self.scalars: dict[tuple[str, int], ProgramInput] = {}
         for node in self.nodes:
@@ -59,7 +66,6 @@ class _Lowering:
         for operand in self.candidate.inputs:
             spec = self.specs[operand.value]
             layout = self.space.operands[operand.value]
-            viewed = not broadcasts(operand.dims, len(spec.shape))
             inputs.append(
                 ProgramInput(
                     name=names[operand.value],
@@ -68,8 +74,6 @@ class _Lowering:
                     groups=layout.groups,
                     layout=layout.layout,
                     value=operand.value,
-                    dims=operand.dims if viewed else (),
-                    rank=len(spec.shape) if viewed else 0,
                 )
             )
         return inputs
@@ -157,28 +161,47 @@ def lower(
     Raises:
         UnsupportedOpError: an op, dtype or layout that no kernel is generated for.
     """
-    state = _Lowering(graph, candidate, runtime_scalars)
     entry = identifier(name, "fused")
+    if candidate.regions:
+        program = _lower_regions(graph, candidate, entry, runtime_scalars, match)
+    else:
+        state = _Lowering(graph, candidate, runtime_scalars, Namer(), {})
+        program = _lower_one(state, entry, match, _output_names(candidate))
+    check_program(program)
+    return program
+
+
+def _output_names(candidate: FusionCandidate) -> dict[str, str]:
+    if len(candidate.outputs) == 1:
+        return {candidate.outputs[0]: "out"}
+    return {value: f"out{index}" for index, value in enumerate(candidate.outputs)}
+
+
+def _lower_one(
+    state: _Lowering, entry: str, match: Literal["eager", "fast"], names: Mapping[str, str]
+) -> FusedProgram:
+    """The program of a group over one iteration space; ``names`` are those of its outputs."""
+    candidate = state.candidate
     for node in state.nodes:
         state.lower_node(node)
     statements = state.builder.statements
     if match == "fast":
         statements = _without_half_rounding(statements)
     outputs = []
-    for index, value in enumerate(candidate.outputs):
+    for value in candidate.outputs:
         if value not in state.values:
             raise UnsupportedOpError(f"output {value} of the group is not computed by its ops")
         result = state.values[value]
         if isinstance(result, Constant):
             result = state.builder.emit("cast", result, dtype=result.dtype)
-        wanted = "out" if len(candidate.outputs) == 1 else f"out{index}"
-        outputs.append(
-            ProgramOutput(name=wanted, result=result, dtype=state.specs[value].dtype, value=value)
-        )
+        dtype = state.specs[value].dtype
+        outputs.append(ProgramOutput(name=names[value], result=result, dtype=dtype, value=value))
     live = live_statements(statements, (output.result for output in outputs))
     inputs = _inputs_read(state, live, outputs)
+    for output in outputs:
+        state.namer.take(output.name)  # "out" is reserved, "out0" is not
     renamed, results = _readable(live, outputs, state)
-    program = FusedProgram(
+    return FusedProgram(
         name=entry,
         rank=len(candidate.shape),
         groups=state.space.groups,
@@ -188,8 +211,95 @@ def lower(
         nodes=tuple(node.id for node in state.nodes),
         match=match,
     )
-    check_program(program)
-    return program
+
+
+def _lower_regions(
+    graph: OpGraph,
+    candidate: FusionCandidate,
+    entry: str,
+    runtime_scalars: frozenset[tuple[str, int]],
+    match: Literal["eager", "fast"],
+) -> FusedProgram:
+    """The programs of all regions in one, over one set of names."""
+    namer, names = Namer(), _output_names(candidate)
+    parts: list[FusedProgram] = []
+    for number, region in enumerate(candidate.regions):
+        unrolled_graph, group = unrolled(graph, candidate, region)
+        steps = {
+            operand.value: access.steps
+            for operand, access in zip(group.inputs, region.accesses, strict=True)
+        }
+        scalars = frozenset(
+            (node.id, position)
+            for node in unrolled_graph.nodes
+            for name, position in runtime_scalars
+            if original(node.id) == name
+        )
+        state = _Lowering(unrolled_graph, group, scalars, namer, steps)
+        part = _lower_one(state, entry, match, names)
+        parts.append(_placed(part, number, steps))
+    return _joined(graph, candidate, parts)
+
+
+def _placed(
+    part: FusedProgram, number: int, steps: Mapping[str, tuple[ViewStep, ...]]
+) -> FusedProgram:
+    """A region's program with the recorded ids, and the region's number in all its parts."""
+    return replace(
+        part,
+        inputs=tuple(
+            replace(
+                operand,
+                region=number,
+                value=original(str(operand.value)),
+                steps=steps[str(operand.value)],
+            )
+            if operand.kind == "tensor"
+            else replace(operand, node=original(operand.node))
+            for operand in part.inputs
+        ),
+        statements=tuple(
+            replace(statement, node=original(statement.node), region=number)
+            for statement in part.statements
+        ),
+        outputs=tuple(replace(output, region=number) for output in part.outputs),
+    )
+
+
+def _joined(graph: OpGraph, candidate: FusionCandidate, parts: list[FusedProgram]) -> FusedProgram:
+    """One program of all regions: each operand's parameter named after its first access."""
+    inputs = [operand for part in parts for operand in part.inputs]
+    names: dict[object, str] = {}
+    dtypes: dict[object, str] = {}
+    scalars: dict[tuple[str, int], ProgramInput] = {}
+    same: dict[str, str] = {}  # a number that several ops or loops take is passed once
+    for operand in inputs:
+        if operand.kind == "tensor":
+            names.setdefault(operand.value, operand.name)
+            dtypes.setdefault(operand.value, operand.dtype)
+        else:
+            kept = scalars.setdefault((operand.node, operand.position), operand)
+            same[operand.name] = kept.name
+    tensors = [replace(p, parameter=names[p.value]) for p in inputs if p.kind == "tensor"]
+    outputs = {output.value: output for part in parts for output in part.outputs}
+    inside = {*candidate.nodes, *candidate.shared}
+    return replace(
+        parts[0],
+        inputs=(*tensors, *scalars.values()),
+        statements=tuple(
+            replace(s, args=tuple(same.get(a, a) if isinstance(a, str) else a for a in s.args))
+            for part in parts
+            for s in part.statements
+        ),
+        outputs=tuple(outputs[value] for value in candidate.outputs),
+        nodes=tuple(node.id for node in graph.nodes if node.id in inside),
+        further=tuple(IterationSpace(rank=p.rank, groups=p.groups) for p in parts[1:]),
+        parameters=tuple(
+            ProgramParameter(name=names[o.value], dtype=dtypes[o.value], value=o.value)
+            for o in candidate.inputs
+            if o.value in names
+        ),
+    )
 
 
 def _inputs_read(
@@ -245,8 +355,6 @@ def _readable(
     seen: Counter[str] = Counter()
     names: dict[str, str] = {}
     steps = 0
-    for output in outputs:
-        state.namer.take(output.name)  # "out" is reserved, "out0" is not
     for statement in statements:
         if last[statement.node] == statement.name:
             base = bases[statement.node]

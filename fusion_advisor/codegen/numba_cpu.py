@@ -10,6 +10,7 @@ from fusion_advisor.codegen.expressions import (
     Expression,
 )
 from fusion_advisor.codegen.naming import Namer, program_namer
+from fusion_advisor.codegen.program import region_programs
 from fusion_advisor.records import FusedProgram, ProgramInput
 
 _MATHS = frozenset(
@@ -62,9 +63,20 @@ def cpu_kernel_text(program: FusedProgram, name: str, node_comments: dict[str, s
     """The kernel's source, decorator included.
 
     Arguments are the operands (one dimension per group of theirs; one element where
-    broadcast everywhere), the outputs (one dimension per axis), then the scalars.
+    broadcast everywhere), the outputs (one dimension per axis of their region), then the scalars.
     """
     namer = program_namer(program)
+    parameters = [p.name for p in program.inputs if p.kind == "tensor"]
+    parameters += [output.name for output in program.outputs]
+    parameters += [p.name for p in program.inputs if p.kind == "scalar"]
+    lines = ["@cpu_kernel", f"def {name}({', '.join(parameters)}):"]
+    for part in region_programs(program):
+        lines += _loop_lines(part, namer, node_comments)
+    return "\n".join(lines) + "\n"
+
+
+def _loop_lines(program: FusedProgram, namer: Namer, node_comments: dict[str, str]) -> list[str]:
+    """One region: its loops with all that stands in them."""
     dialect = CpuDialect()
     body = Body(program, dialect, namer)
     axes = len(program.groups)
@@ -78,11 +90,7 @@ def cpu_kernel_text(program: FusedProgram, name: str, node_comments: dict[str, s
         local = namer.take(f"{operand.name}_{_suffix(operand, indices)}")
         loads[depth].append(f"{local} = {_load(operand, indices, dialect)}")
         body.bind(operand, local)
-    parameters = [p.name for p in program.inputs if p.kind == "tensor"]
-    parameters += [output.name for output in program.outputs]
-    parameters += [p.name for p in program.inputs if p.kind == "scalar"]
-    lines = ["@cpu_kernel", f"def {name}({', '.join(parameters)}):"]
-    lines += _nest(program, indices, loads, namer)
+    lines = _nest(program, indices, loads, namer)
     inner = "    " * (axes + 1)
     lines += [inner + line for line in body.lines(node_comments)]
     place = ", ".join(indices)
@@ -90,7 +98,7 @@ def cpu_kernel_text(program: FusedProgram, name: str, node_comments: dict[str, s
         f"{inner}{output.name}[{place}] = {body.stored(output.result, output.dtype)}"
         for output in program.outputs
     ]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _nest(

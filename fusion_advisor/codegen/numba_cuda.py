@@ -13,6 +13,7 @@ from fusion_advisor.codegen.expressions import (
     conditional,
 )
 from fusion_advisor.codegen.naming import Namer, program_namer
+from fusion_advisor.codegen.program import region_programs
 from fusion_advisor.records import Constant, FusedProgram, ProgramInput, Statement
 
 # libdevice names by opcode: float32, float64.
@@ -88,9 +89,9 @@ def _product(factors: list[str]) -> str:
 class _Index:
     """Coordinates along the axes, made from the flat thread index as far as they are needed."""
 
-    def __init__(self, sizes: tuple[str, ...], namer: Namer) -> None:
+    def __init__(self, flat: str, sizes: tuple[str, ...], namer: Namer) -> None:
         self.sizes = sizes
-        self.flat = namer.take("i")
+        self.flat = flat
         axes = range(len(sizes))
         names = ("row", "column") if len(sizes) == 2 else tuple(f"i{axis}" for axis in axes)
         self.coordinates = tuple(namer.take(name) for name in names)
@@ -149,14 +150,47 @@ def cuda_kernel_text(program: FusedProgram, name: str, node_comments: dict[str, 
 
     Arguments are the operands and outputs (flat), the axis sizes, the strides of
     strided operands (one per group of theirs; sizes and strides uint32), then the scalars.
+    Regions stand one after the other, each with sizes of its own.
     """
     namer = program_namer(program)
-    axes = range(len(program.groups))
-    sizes = tuple(namer.take(f"n{axis}") for axis in axes) if len(axes) > 1 else (namer.take("n"),)
+    flat = ""
+    sizes: list[str] = []
+    strides: list[str] = []
+    lines: list[str] = []
+    for part in region_programs(program):
+        own = _size_names(len(part.groups), namer)
+        flat = flat or namer.take("i")
+        lines.append(f"    if {flat} < {_product(list(own))}:")
+        lines += _guarded_lines(part, _Index(flat, own, namer), namer, strides, node_comments)
+        sizes += own
+    parameters = [p.name for p in program.inputs if p.kind == "tensor"]
+    parameters += [output.name for output in program.outputs]
+    parameters += [*sizes, *strides]
+    parameters += [p.name for p in program.inputs if p.kind == "scalar"]
+    head = [
+        "@cuda.jit",
+        f"def {name}({', '.join(parameters)}):",
+        f"    {flat} = uint32(cuda.grid(1))",
+    ]
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def _size_names(axes: int, namer: Namer) -> tuple[str, ...]:
+    if axes == 1:
+        return (namer.take("n"),)
+    return tuple(namer.take(f"n{axis}") for axis in range(axes))
+
+
+def _guarded_lines(
+    program: FusedProgram,
+    index: _Index,
+    namer: Namer,
+    strides: list[str],
+    node_comments: dict[str, str],
+) -> list[str]:
+    """What one region's threads do; the names of its operands' strides join ``strides``."""
     dialect = CudaDialect()
     body = Body(program, dialect, namer)
-    index = _Index(sizes, namer)
-    strides: list[str] = []
     loads: list[str] = []
     for operand in program.inputs:
         if operand.kind == "scalar":
@@ -174,19 +208,9 @@ def cuda_kernel_text(program: FusedProgram, name: str, node_comments: dict[str, 
         local = namer.take(f"{operand.name}_i")
         loads.append(f"{local} = {element}")
         body.bind(operand, local)
-    parameters = [p.name for p in program.inputs if p.kind == "tensor"]
-    parameters += [output.name for output in program.outputs]
-    parameters += [*sizes, *strides]
-    parameters += [p.name for p in program.inputs if p.kind == "scalar"]
-    lines = [
-        "@cuda.jit",
-        f"def {name}({', '.join(parameters)}):",
-        f"    {index.flat} = uint32(cuda.grid(1))",
-    ]
-    lines.append(f"    if {index.flat} < {_product(list(sizes))}:")
-    inner = [*index.lines(), *loads, *body.lines(node_comments)]
-    inner += [
+    statements = body.lines(node_comments)
+    stores = [
         f"{output.name}[{index.flat}] = {body.stored(output.result, output.dtype)}"
         for output in program.outputs
     ]
-    return "\n".join([*lines, *(f"        {line}" for line in inner)]) + "\n"
+    return [f"        {line}" for line in (*index.lines(), *loads, *statements, *stores)]

@@ -1,4 +1,4 @@
-"""The checker of fused programs, and their identity."""
+"""The checker of fused programs, their regions, and their identity."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from fusion_advisor.errors import CodegenError
 from fusion_advisor.ops import SUPPORTED_DTYPES, type_error
-from fusion_advisor.records import Constant, FusedProgram, ProgramInput, Statement
+from fusion_advisor.records import (
+    Constant,
+    FusedProgram,
+    ProgramInput,
+    ProgramOutput,
+    Statement,
+)
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _CONSTANT_TYPES = {"bool": bool, "float": float, "int": int}
@@ -28,6 +35,68 @@ def check_program(program: FusedProgram) -> None:
     Raises:
         CodegenError: naming the first thing that is wrong.
     """
+    _check_parameters(program)
+    taken: set[str] = set()
+    for part in region_programs(program):
+        _check_region(part, taken)
+    if not program.outputs:
+        raise _fail(program, "it writes nothing")
+    for operand in program.inputs:
+        if program.further and operand.kind == "scalar" and not _is_read(program, operand.name):
+            raise _fail(program, f"{operand.name} is passed in but never used")
+
+
+def _is_read(program: FusedProgram, name: str) -> bool:
+    return any(name in statement.args for statement in program.statements)
+
+
+def region_programs(program: FusedProgram) -> tuple[FusedProgram, ...]:
+    """Every region as a program of its own over one space; a program without others is itself."""
+    if not program.further:
+        return (program,)
+    parts = []
+    for number, space in enumerate(program.spaces):
+        statements = tuple(s for s in program.statements if s.region == number)
+        read = {arg for s in statements for arg in s.args}
+        parts.append(
+            replace(
+                program,
+                rank=space.rank,
+                groups=space.groups,
+                inputs=tuple(
+                    p
+                    for p in program.inputs
+                    if (p.region == number if p.kind == "tensor" else p.name in read)
+                ),
+                statements=statements,
+                outputs=tuple(o for o in program.outputs if o.region == number),
+                further=(),
+            )
+        )
+    return tuple(parts)
+
+
+def _check_parameters(program: FusedProgram) -> None:
+    regions = len(program.spaces)
+    parts: list[ProgramInput | Statement | ProgramOutput] = [*program.inputs]
+    parts += [*program.statements, *program.outputs]
+    for part in parts:
+        if not 0 <= part.region < regions:
+            raise _fail(program, f"{part.name} stands in region {part.region} of {regions}")
+    declared = {one.name: (one.dtype, one.value) for one in program.parameters}
+    tensors = [one for one in program.inputs if one.kind == "tensor"]
+    for operand in tensors:
+        if not declared and (operand.steps or operand.parameter):
+            raise _fail(program, f"{operand.name} is a view of what is not a parameter")
+        if declared and declared.get(operand.parameter) != (operand.dtype, operand.value):
+            raise _fail(program, f"{operand.name} is no view of parameter {operand.parameter!r}")
+    for name in declared:
+        if not _IDENTIFIER.match(name) or all(one.parameter != name for one in tensors):
+            raise _fail(program, f"parameter {name!r} is never read")
+
+
+def _check_region(program: FusedProgram, taken: set[str]) -> None:
+    """Check one loop; ``taken`` are the names of the loops before it."""
     _check_space(program)
     dtypes: dict[str, str] = {}
     for operand in program.inputs:
@@ -47,6 +116,11 @@ def check_program(program: FusedProgram) -> None:
     for name in dtypes:
         if name not in used:
             raise _fail(program, f"{name} is computed or passed in but never used")
+    shared = {operand.name for operand in program.inputs if operand.kind == "scalar"}
+    own = (dtypes.keys() | {output.name for output in program.outputs}) - shared
+    for name in sorted(own & taken):
+        raise _fail(program, f"{name} is defined in two regions")
+    taken |= own
 
 
 def _define(program: FusedProgram, dtypes: dict[str, str], name: str, dtype: str) -> None:
@@ -80,13 +154,6 @@ def _check_input(program: FusedProgram, operand: ProgramInput) -> None:
         return
     if any(not 0 <= group < len(program.groups) for group in operand.groups):
         raise _fail(program, f"{operand.name} is read at groups {operand.groups} that do not exist")
-    walked = {d for group in operand.groups for d in program.groups[group]}
-    if operand.dims and (
-        len(operand.dims) != program.rank
-        or {d for d, own in enumerate(operand.dims) if own is not None} != walked
-        or any(own is not None and not 0 <= own < operand.rank for own in operand.dims)
-    ):
-        raise _fail(program, f"{operand.name}'s dimensions {operand.dims} do not fit its groups")
     if list(operand.groups) != sorted(set(operand.groups)):
         raise _fail(program, f"{operand.name}'s groups {operand.groups} are not in walking order")
 
@@ -156,8 +223,15 @@ def program_hash(program: FusedProgram) -> str:
             return [arg.dtype, repr(arg.value)]
         return [number(arg)]
 
+    given = {one.name: place for place, one in enumerate(program.parameters)}
+
+    def placed(operand: ProgramInput) -> list[object]:
+        if not operand.parameter:
+            return []
+        return [operand.region, given[operand.parameter], operand.steps]
+
     inputs = [
-        [number(p.name), p.kind, p.dtype, list(p.groups), p.layout, *([p.dims] if p.dims else [])]
+        [number(p.name), p.kind, p.dtype, list(p.groups), p.layout, *placed(p)]
         for p in program.inputs
     ]
     statements = [
@@ -165,7 +239,7 @@ def program_hash(program: FusedProgram) -> str:
         for s in program.statements
     ]
     outputs = [[number(o.result), o.dtype] for o in program.outputs]
-    content = [
+    content: list[object] = [
         program.rank,
         program.groups,
         program.reduced,
@@ -174,6 +248,7 @@ def program_hash(program: FusedProgram) -> str:
         statements,
         outputs,
     ]
+    content += [[space.rank, space.groups] for space in program.further]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 

@@ -24,6 +24,7 @@ from fusion_advisor.records import (
     TensorSpec,
     ValueRef,
 )
+from fusion_advisor.view_steps import ViewStep
 
 _NUMBA_NAMES = (
     "float32",
@@ -161,7 +162,7 @@ def _header(program: FusedProgram, nodes: list[OpNode], specs: Mapping[str, Tens
     computing = [node for node in nodes if ops.lookup(node.op) is not None]
     names = [node.op.split(".")[1].strip("_") for node in computing]
     tensors = [p for p in program.inputs if p.kind == "tensor"]
-    read = sum(_bytes(specs[str(p.value)]) for p in tensors)
+    read = sum(_bytes(specs[one.value]) for one in program.given)
     written = sum(_bytes(specs[output.value]) for output in program.outputs)
     lines = [f"# {program.name}: {len(names)} ops in one kernel: {', '.join(names)}"]
     where = _provenance(nodes)
@@ -182,15 +183,16 @@ def _header(program: FusedProgram, nodes: list[OpNode], specs: Mapping[str, Tens
 
 def _operand_note(operand: ProgramInput, program: FusedProgram) -> str:
     notes = []
-    if len(operand.groups) < len(program.groups):
+    groups = program.spaces[operand.region].groups
+    if len(operand.groups) < len(groups):
         absent = [
             dimension
-            for index, group in enumerate(program.groups)
+            for index, group in enumerate(groups)
             if index not in operand.groups
             for dimension in group
         ]
         notes.append(f"broadcast over dimensions {', '.join(map(str, sorted(absent)))}")
-    if operand.dims:
+    if operand.steps:
         notes.append("read through the views in the chain")
     elif operand.layout == "strided":
         notes.append("read with its own strides")
@@ -206,12 +208,22 @@ def _function_text(program: FusedProgram, eager_name: str, kernels: dict[str, st
     for operand in program.inputs:
         if operand.kind == "tensor":
             extra = ', layout="strided"' if operand.layout == "strided" else ""
-            if operand.dims:
-                extra += f", dims={operand.dims}, rank={operand.rank}"
+            if operand.parameter != operand.name and operand.parameter:
+                extra += f', of="{operand.parameter}"'
+            if operand.steps:
+                extra += f", steps={_steps_text(operand.steps)}"
+            if operand.region:
+                extra += f", region={operand.region}"
             operands.append(
                 f'Operand("{operand.name}", "{operand.dtype}", {operand.groups}{extra})'
             )
-    outputs = [f'Output("{output.name}", "{output.dtype}")' for output in program.outputs]
+    outputs = [
+        f'Output("{output.name}", "{output.dtype}"'
+        f"{f', region={output.region}' if output.region else ''})"
+        for output in program.outputs
+    ]
+    parameters = [f'("{one.name}", "{one.dtype}")' for one in program.parameters]
+    further = [f"({space.rank}, {space.groups})" for space in program.further]
     scalars = [f'("{p.name}", "{p.dtype}")' for p in program.inputs if p.kind == "scalar"]
     lines = [
         f"{program.name} = FusedFunction(",
@@ -220,11 +232,19 @@ def _function_text(program: FusedProgram, eager_name: str, kernels: dict[str, st
     ]
     lines += [f"    {target}={name}," for target, name in kernels.items() if name]
     lines += [f"    rank={program.rank},", f"    groups={program.groups},"]
+    if further:
+        lines += _listed("further", further)
+    if parameters:
+        lines += _listed("parameters", parameters)
     lines += _listed("operands", operands) + _listed("outputs", outputs)
     if scalars:
         lines.append(f"    scalars={_tuple_text(scalars)},")
     lines += [f'    program_hash="{program_hash(program)}",', ")"]
     return "\n".join(lines) + "\n"
+
+
+def _steps_text(steps: tuple[ViewStep, ...]) -> str:
+    return _tuple_text([f'("{kind}", {at}, {numbers})' for kind, at, numbers in steps])
 
 
 def _listed(name: str, items: list[str]) -> list[str]:

@@ -145,6 +145,13 @@ def _plan(
     call_name: str,
 ) -> tuple[TextEdit, ...]:
     _check_frame(graph, nodes)
+    if candidate.shared:
+        raise Refusal(
+            "view",
+            "the chain reads its own results through views that are needed elsewhere as well, so "
+            "no one call can stand in its place",
+            candidate.shared,
+        )
     index = parsed(text)
     callees = Callees(index, namespace)
     evidence = _evidence(graph, index, nodes)
@@ -206,10 +213,9 @@ def program_inputs(
     candidate: FusionCandidate, kernel: KernelSource, matches: Collection[Match]
 ) -> list[Key]:
     """The fused call's operands in order: value ids of tensors, (op, position) of numbers."""
-    tensors = [one for one in kernel.program.inputs if one.kind == "tensor"]
     scalars = [one for one in kernel.program.inputs if one.kind == "scalar"]
     own = [operand.value for operand in candidate.inputs]
-    keys: list[Key] = [str(one.value) for one in tensors]
+    keys: list[Key] = [one.value for one in kernel.program.given]
     if set(keys) - set(own):  # the kernel was made from another occurrence of the same program
         if len(keys) != len(own):
             raise Refusal("operands-differ", "the kernel has other operands than this chain")

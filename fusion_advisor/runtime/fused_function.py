@@ -17,6 +17,7 @@ from fusion_advisor.errors import UsageError
 from fusion_advisor.runtime import autograd, guards, launch, launch_cuda
 from fusion_advisor.runtime.cpu_kernels import SERIAL_BELOW
 from fusion_advisor.runtime.launch import Launch
+from fusion_advisor.runtime.layouts import Groups
 from fusion_advisor.runtime.operands import CallStats, FusionFallbackWarning, Operand, Output
 from fusion_advisor.runtime.plan import Plan, Signature, fits_64_bits, make_plan
 
@@ -38,7 +39,9 @@ class FusedFunction:
     run-time values.  Gradients come from recomputing the chain in backward.
 
     ``groups`` partitions the ``rank`` dimensions of the result into the axes the kernels walk,
-    outermost first.  ``scalars`` name the run-time numbers, each alone or with its dtype
+    outermost first; ``further`` are rank and groups of the regions after the first, for results
+    of other shapes.  ``parameters`` (name, dtype) are the tensors of a call where the operands are
+    views of them.  ``scalars`` name the run-time numbers, each alone or with its dtype
     (``("alpha", "float64")``).
     """
 
@@ -54,6 +57,8 @@ class FusedFunction:
         operands: tuple[Operand, ...],
         outputs: tuple[Output, ...],
         scalars: tuple[Any, ...] = (),
+        further: tuple[tuple[int, Groups], ...] = (),
+        parameters: tuple[tuple[str, str], ...] = (),
         program_hash: str = "",
     ) -> None:
         self.name = self.__name__ = self.__qualname__ = name
@@ -64,11 +69,22 @@ class FusedFunction:
         self.cuda = cuda
         self.program_hash = program_hash
         named = tuple(_scalar(entry) for entry in scalars)
-        self.signature = Signature(eager, rank, groups, operands, outputs, named)
+        given = parameters or tuple((operand.name, operand.dtype) for operand in operands)
+        places = {parameter: place for place, (parameter, _) in enumerate(given)}
+        self.signature = Signature(
+            eager=eager,
+            spaces=((rank, groups), *further),
+            parameters=given,
+            sources=tuple(places[operand.of or operand.name] for operand in operands),
+            operands=operands,
+            outputs=outputs,
+            scalars=named,
+            viewed=bool(parameters),
+        )
         self.source: tuple[str, str, str] | None = None  # text, entry, hash: set by load_kernel
-        self._operand_count = len(operands)
+        self._tensor_count = len(given)
         self._single = len(outputs) == 1
-        self._argument_count = len(operands) + len(named)
+        self._argument_count = len(given) + len(named)
         self._plans: dict[Any, Plan] = {}
         self._recent: tuple[
             tuple[Plan, Callable[..., bool]], ...
@@ -114,7 +130,7 @@ class FusedFunction:
         """
         if self._forced or _function_modes() or forward_ad._current_level >= 0:
             return None
-        count = self._operand_count
+        count = self._tensor_count
         if len(args) != self._argument_count:
             return None
         tensors, numbers = (args, ()) if count == len(args) else (args[:count], args[count:])
@@ -167,7 +183,7 @@ class FusedFunction:
     def _remember(self, plan: Plan, args: tuple[Any, ...]) -> None:
         """Put a plan on the fast path."""
         if plan.matches is None:
-            count = self._operand_count
+            count = self._tensor_count
             plan.matches = guards.exact_match(args[:count])
             plan.number_types = tuple(map(type, args[count:]))
             plan.grad_enabled = torch.is_grad_enabled()
@@ -179,7 +195,7 @@ class FusedFunction:
     def _launch(self, plan: Plan, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         out = launch.allocate(plan)
         if plan.entry is not None:
-            count = self._operand_count
+            count = self._tensor_count
             plan.entry(
                 *[tensor.data_ptr() for tensor in args[:count]],
                 *[tensor.data_ptr() for tensor in out],

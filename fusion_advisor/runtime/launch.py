@@ -7,7 +7,7 @@ travel as uint16 bit patterns; an operand broadcast everywhere is an array of on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fusion_advisor.errors import UsageError
+from fusion_advisor.runtime.layouts import AxisLayout
 from fusion_advisor.runtime.plan import Plan, Signature
 
 
@@ -83,7 +84,7 @@ def check_outputs(plan: Plan, out: tuple[torch.Tensor, ...]) -> None:
 
 def scalar_values(signature: Signature, args: tuple[Any, ...]) -> tuple[float | int, ...]:
     """The run-time numbers as a kernel takes them: float (float64) or int (int64)."""
-    values = args[len(signature.operands) :]
+    values = args[len(signature.parameters) :]
     return tuple(value if isinstance(value, float) else int(value) for value in values)
 
 
@@ -91,12 +92,11 @@ def cpu_launch(
     kernel: Any, signature: Signature, plan: Plan, args: tuple[Any, ...], out: tuple[Any, ...]
 ) -> Launch:
     """NumPy arrays over the very memory of the tensors."""
-    tensors = (*args[: len(signature.operands)], *out)
-    axes = (*plan.operands, *(output.layout for output in plan.outputs))
     arrays = []
-    for tensor, layout in zip(tensors, axes, strict=True):
+    for tensor, layout, offset in _laid_out(signature, plan, args, out):
         sizes, strides = layout.sizes or (1,), layout.strides or (1,)
-        arrays.append(_bits(tensor.detach().as_strided(sizes, strides)).numpy())
+        first = tensor.storage_offset() + offset
+        arrays.append(_bits(tensor.detach().as_strided(sizes, strides, first)).numpy())
     scalars = scalar_values(signature, args)
     return Launch("cpu", kernel, tuple(arrays), (), (), scalars, out, plan.elements)
 
@@ -105,7 +105,7 @@ def cpu_entry(
     kernel: Any, signature: Signature, plan: Plan, args: tuple[Any, ...]
 ) -> Callable[..., None]:
     """The kernel called by addresses, sizes of the axes, and numbers (contiguous operands only)."""
-    axes = tuple(range(len(signature.groups)))
+    axes = tuple(range(len(signature.spaces[0][1])))
     arrays = (
         *((operand.dtype, operand.groups) for operand in signature.operands),
         *((output.dtype, axes) for output in signature.outputs),
@@ -124,17 +124,26 @@ def cuda_launch(
     for operand, layout in zip(signature.operands, plan.operands, strict=True):
         if operand.layout == "strided":
             strides += (np.uint32(stride) for stride in layout.strides)
-    tensors = (*args[: len(signature.operands)], *out)
-    axes = (*plan.operands, *(output.layout for output in plan.outputs))
     arrays = []
-    for tensor, layout in zip(tensors, axes, strict=True):
+    for tensor, layout, offset in _laid_out(signature, plan, args, out):
         length = layout.largest_offset + 1 if layout.elements else 0
         on_device = tensor if tensor.device == plan.device else tensor.to(plan.device)
-        flat = _bits(on_device.detach().as_strided((length,), (1,)))
+        first = on_device.storage_offset() + offset
+        flat = _bits(on_device.detach().as_strided((length,), (1,), first))
         arrays.append(flat.numpy() if flat.device.type == "cpu" else flat)
     sizes = tuple(np.uint32(size) for size in plan.sizes)
     scalars = scalar_values(signature, args)
     return Launch("cuda", kernel, tuple(arrays), sizes, tuple(strides), scalars, out, plan.elements)
+
+
+def _laid_out(
+    signature: Signature, plan: Plan, args: tuple[Any, ...], out: tuple[Any, ...]
+) -> Iterator[tuple[torch.Tensor, AxisLayout, int]]:
+    """Operands, then outputs: the tensor, its axes, and where in it the first element is."""
+    for source, layout, offset in zip(signature.sources, plan.operands, plan.offsets, strict=True):
+        yield args[source], layout, offset
+    for tensor, planned in zip(out, plan.outputs, strict=True):
+        yield tensor, planned.layout, 0
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -134,32 +134,3 @@ def at_full_rank(shape: Shape, strides: Shape, rank: int) -> tuple[Shape, Shape]
     """Shape and strides with leading dimensions of size 1 up to ``rank``."""
     missing = rank - len(shape)
     return (1,) * missing + shape, (0,) * missing + strides
-
-
-def view_problem(shape: Shape, space: Shape, dims: tuple[int | None, ...], rank: int) -> str:
-    """Why an operand of ``shape`` does not lie over ``space`` as ``dims`` say, or ""."""
-    if len(shape) != rank:
-        return f"it has {len(shape)} dimensions, not {rank}"
-    wanted = [1] * rank
-    for size, own in zip(space, dims, strict=True):
-        if own is not None:
-            wanted[own] *= size
-    for own, (size, needed) in enumerate(zip(shape, wanted, strict=True)):
-        if size != needed:
-            return f"its size at dimension {own} is {size}, not {needed}"
-    return ""
-
-
-def viewed(strides: Shape, space: Shape, dims: tuple[int | None, ...]) -> tuple[Shape, Shape]:
-    """An operand's size and stride along each dimension of ``space``; 1 and 0 if broadcast.
-
-    A dimension that is split over several places moves in whole inner parts.
-    """
-    steps = list(strides)
-    sizes, found = [1] * len(space), [0] * len(space)
-    for place in reversed(range(len(space))):
-        own = dims[place]
-        if own is not None:
-            sizes[place], found[place] = space[place], steps[own]
-            steps[own] *= space[place]
-    return tuple(sizes), tuple(found)

@@ -6,31 +6,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fusion_advisor.view_steps import ViewStep
+
 
 @dataclass(frozen=True, slots=True)
 class Operand:
     """A tensor operand: read at the iteration ``groups`` named, broadcast over the others.
 
     ``layout`` is ``dense`` (its elements lie one after another in walking order) or ``strided``
-    (one run-time stride per group).  An operand that the chain reads through views has ``dims``:
-    per iteration dimension its own one that is walked there, of ``rank`` in all, None where it is
-    broadcast.  One that is named several times is split over those places, outermost first.
+    (one run-time stride per group).  It is an argument of the call itself, or, in a function that
+    declares its parameters, what ``steps`` make of the one called ``of`` (its own name if empty),
+    for the loop of one ``region``.
     """
 
     name: str
     dtype: str
     groups: tuple[int, ...]
     layout: Literal["dense", "strided"] = "dense"
-    dims: tuple[int | None, ...] = ()
-    rank: int = 0
+    of: str = ""
+    steps: tuple[ViewStep, ...] = ()
+    region: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A dense output, written at every place of the iteration space."""
+    """A dense output, written at every place of its region's iteration space."""
 
     name: str
     dtype: str
+    region: int = 0
 
 
 @dataclass(frozen=True, slots=True)

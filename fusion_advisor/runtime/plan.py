@@ -16,6 +16,7 @@ import torch
 
 from fusion_advisor.runtime import guards, layouts
 from fusion_advisor.runtime.operands import Operand, Output
+from fusion_advisor.view_steps import ViewError, follow
 
 _LARGEST_OFFSET = 2**31 - 1  # CUDA kernels index with uint32, thread numbers are int32
 
@@ -43,14 +44,20 @@ class ResultFacts:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The part of a fused function that plans are made from."""
+    """The part of a fused function that plans are made from.
+
+    ``spaces`` are the rank and groups of each region.  ``parameters`` are the tensors of a call,
+    by name and dtype, ``sources`` says which of them each operand is, or is a view of.
+    """
 
     eager: Callable[..., Any]
-    rank: int
-    groups: layouts.Groups
+    spaces: tuple[tuple[int, layouts.Groups], ...]
+    parameters: tuple[tuple[str, str], ...]
+    sources: tuple[int, ...]
     operands: tuple[Operand, ...]
     outputs: tuple[Output, ...]
     scalars: tuple[tuple[str, str], ...]  # name, "float64" or "int64"
+    viewed: bool = False  # some operand is a view, or there are several regions
     # By kind of contiguous arguments: each result's dtype and whether it has a gradient.
     seen: dict[Any, tuple[tuple[torch.dtype, bool], ...]] = field(default_factory=dict)
 
@@ -61,11 +68,12 @@ class Plan:
 
     problem: str = ""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()  # of the axes, region after region
     operands: tuple[layouts.AxisLayout, ...] = ()
+    offsets: tuple[int, ...] = ()  # per operand: its first element, seen from its tensor's
     outputs: tuple[OutputPlan, ...] = ()
     with_gradient: bool = False
-    elements: int = 0  # size of the iteration space
+    elements: int = 0  # size of the (largest) iteration space
     allocations: tuple[tuple[Any, ...], ...] = ()  # shape, strides, dtype of each output
     addressable: bool = False  # on the CPU, every operand contiguous: addresses say it all
     entry: Callable[..., None] | None = None  # the CPU kernel by addresses, for small calls
@@ -97,7 +105,7 @@ def make_plan(signature: Signature, args: tuple[Any, ...], with_gradient: bool) 
     problem = _arguments_problem(signature, args)
     if problem:
         return Plan(problem)
-    tensors = args[: len(signature.operands)]
+    tensors = args[: len(signature.parameters)]
     device = _main_device(tensors)
     if guards.autocast_state(device.type) is not None and guards.autocast_changes(
         signature.eager, args, device.type
@@ -114,23 +122,42 @@ def make_plan(signature: Signature, args: tuple[Any, ...], with_gradient: bool) 
     outputs = _plan_outputs(signature, results)
     if isinstance(outputs, str):
         return Plan(outputs)
-    operands = _plan_operands(signature, tensors, outputs[0].shape)
+    spaces = _region_shapes(signature, outputs)
+    operands = _plan_operands(signature, tensors, spaces)
     if isinstance(operands, str):
         return Plan(operands)
-    sizes = layouts.group_sizes(outputs[0].shape, signature.groups)
-    offsets = [operand.largest_offset for operand in operands]
-    if device.type == "cuda" and max([*offsets, math.prod(sizes)]) > _LARGEST_OFFSET:
+    sizes = [
+        layouts.group_sizes(space, groups)
+        for space, (_, groups) in zip(spaces, signature.spaces, strict=True)
+    ]
+    axes = tuple(operand for operand, _ in operands)
+    farthest = [operand.largest_offset for operand in axes]
+    elements = max(math.prod(own) for own in sizes)
+    if device.type == "cuda" and max([*farthest, elements]) > _LARGEST_OFFSET:
         return Plan("offsets do not fit 32 bits")
     return Plan(
         device=device,
-        sizes=sizes,
-        operands=operands,
+        sizes=tuple(size for own in sizes for size in own),
+        operands=axes,
+        offsets=tuple(offset for _, offset in operands),
         outputs=outputs,
         with_gradient=with_gradient,
-        elements=math.prod(sizes),
+        elements=elements,
         allocations=tuple((output.shape, output.strides, output.dtype) for output in outputs),
-        addressable=device.type == "cpu" and all(operand.is_dense for operand in operands),
+        addressable=not signature.viewed
+        and device.type == "cpu"
+        and all(operand.is_dense for operand in axes),
     )
+
+
+def _region_shapes(
+    signature: Signature, outputs: tuple[OutputPlan, ...]
+) -> tuple[tuple[int, ...], ...]:
+    shapes = {
+        declared.region: planned.shape
+        for declared, planned in zip(signature.outputs, outputs, strict=True)
+    }
+    return tuple(shapes[region] for region in range(len(signature.spaces)))
 
 
 def _main_device(tensors: tuple[torch.Tensor, ...]) -> torch.device:
@@ -142,15 +169,15 @@ def _main_device(tensors: tuple[torch.Tensor, ...]) -> torch.device:
 
 
 def _arguments_problem(signature: Signature, args: tuple[Any, ...]) -> str:
-    operands, scalars = signature.operands, signature.scalars
-    if len(args) != len(operands) + len(scalars):
-        return f"{len(args)} arguments instead of {len(operands) + len(scalars)}"
-    tensors = args[: len(operands)]
-    for operand, tensor in zip(operands, tensors, strict=True):
-        problem = guards.tensor_problem(tensor, operand.dtype)
+    parameters, scalars = signature.parameters, signature.scalars
+    if len(args) != len(parameters) + len(scalars):
+        return f"{len(args)} arguments instead of {len(parameters) + len(scalars)}"
+    tensors = args[: len(parameters)]
+    for (name, dtype), tensor in zip(parameters, tensors, strict=True):
+        problem = guards.tensor_problem(tensor, dtype)
         if problem:
-            return f"operand {operand.name}: {problem}"
-    for (name, dtype), value in zip(scalars, args[len(operands) :], strict=True):
+            return f"operand {name}: {problem}"
+    for (name, dtype), value in zip(scalars, args[len(parameters) :], strict=True):
         expected = (float,) if dtype == "float64" else (bool, int) if dtype == "int64" else None
         if type(value) not in (expected or guards.NUMBER_TYPES):
             return f"scalar {name}: {type(value).__name__} instead of {dtype or 'a number'}"
@@ -167,9 +194,9 @@ def _results(
     The chain is run to see it, once per kind of contiguous arguments: for those, the layout of the
     results follows from the sizes alone.
     """
-    tensors = args[: len(signature.operands)]
+    tensors = args[: len(signature.parameters)]
     kind, space = None, None
-    if not any(operand.dims for operand in signature.operands):
+    if not signature.viewed:
         space = layouts.broadcast_shape([tuple(tensor.shape) for tensor in tensors])
     if space is not None and all(tensor.is_contiguous() for tensor in tensors):
         kind = (
@@ -224,15 +251,17 @@ def _plan_outputs(
     if len(results) != len(signature.outputs):
         return f"eager gives {len(results)} results instead of {len(signature.outputs)}"
     planned: list[OutputPlan] = []
+    regions: dict[int, tuple[int, ...]] = {}
     for declared, result in zip(signature.outputs, results, strict=True):
         shape, strides = result.shape, result.strides
         if str(result.dtype) != f"torch.{declared.dtype}":
             return f"output {declared.name} would be {result.dtype}, not {declared.dtype}"
-        if len(shape) != signature.rank:
-            return f"the result has {len(shape)} dimensions, not {signature.rank}"
-        if planned and shape != planned[0].shape:
+        rank, groups = signature.spaces[declared.region]
+        if len(shape) != rank:
+            return f"the result has {len(shape)} dimensions, not {rank}"
+        if regions.setdefault(declared.region, shape) != shape:
             return "the results differ in shape"
-        layout = layouts.axis_layout(shape, strides, signature.groups)
+        layout = layouts.axis_layout(shape, strides, groups)
         if layout is None or not layout.is_dense:
             return f"output {declared.name} has another memory layout than at capture"
         planned.append(OutputPlan(shape, strides, result.dtype, layout, result.differentiable))
@@ -240,23 +269,27 @@ def _plan_outputs(
 
 
 def _plan_operands(
-    signature: Signature, tensors: tuple[torch.Tensor, ...], space: tuple[int, ...]
-) -> tuple[layouts.AxisLayout, ...] | str:
-    planned: list[layouts.AxisLayout] = []
-    for operand, tensor in zip(signature.operands, tensors, strict=True):
-        shape, strides = tuple(tensor.shape), tensor.stride()
-        if operand.dims:
-            problem = layouts.view_problem(shape, space, operand.dims, operand.rank)
-            if not problem:
-                shape, strides = layouts.viewed(strides, space, operand.dims)
-        else:
-            problem = layouts.broadcast_problem(shape, space, signature.groups, operand.groups)
-            shape, strides = layouts.at_full_rank(shape, strides, signature.rank)
+    signature: Signature, tensors: tuple[torch.Tensor, ...], spaces: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[layouts.AxisLayout, int], ...] | str:
+    """Per operand its axes, and where it starts in its tensor."""
+    planned: list[tuple[layouts.AxisLayout, int]] = []
+    for operand, source in zip(signature.operands, signature.sources, strict=True):
+        tensor, space = tensors[source], spaces[operand.region]
+        rank, groups = signature.spaces[operand.region]
+        shape, strides, offset = tuple(tensor.shape), tensor.stride(), 0
+        if operand.steps:
+            try:
+                viewed = follow(operand.steps, shape, strides)
+            except ViewError as error:
+                return f"operand {operand.name} is viewed differently: {error}"
+            shape, strides, offset = viewed.shape, viewed.strides, viewed.offset
+        problem = layouts.broadcast_problem(shape, space, groups, operand.groups)
         if problem:
             return f"operand {operand.name} broadcasts differently: {problem}"
-        own = tuple(signature.groups[index] for index in operand.groups)
+        shape, strides = layouts.at_full_rank(shape, strides, rank)
+        own = tuple(groups[index] for index in operand.groups)
         layout = layouts.axis_layout(shape, strides, own)
         if layout is None or (operand.layout == "dense" and not layout.is_dense):
             return f"operand {operand.name} has another memory layout than at capture"
-        planned.append(layout)
+        planned.append((layout, offset))
     return tuple(planned)

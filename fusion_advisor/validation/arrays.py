@@ -1,19 +1,29 @@
 """How a torch tensor becomes the arrays of the kernel calling convention.
 
 Derived from the program and the candidate alone, independently of the launcher
-that people's calls go through, so that each checks the other.
+that people's calls go through, so that each checks the other: there views are steps on
+strides, here they are taken again by torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from fusion_advisor.errors import ValidationError
-from fusion_advisor.records import FusedProgram, FusionCandidate, OperandMap, ProgramInput
+from fusion_advisor.records import (
+    Access,
+    FusedProgram,
+    FusionCandidate,
+    IterationSpace,
+    OpGraph,
+    OpNode,
+    ProgramInput,
+)
+from fusion_advisor.validation import aten
 
 # 16-bit floats travel as bit patterns.
 _NUMPY_DTYPES = {
@@ -39,20 +49,26 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """Everything a kernel gets: operands, outputs as (name, dtype), group sizes, scalars."""
+    """Everything a kernel gets: operands, outputs as (name, dtype), axis sizes, scalars.
+
+    ``sizes`` are those of all regions, one after the other; ``output_sizes`` of each output's own.
+    """
 
     operands: tuple[ArraySpec, ...]
     outputs: tuple[tuple[str, str], ...]
+    output_sizes: tuple[tuple[int, ...], ...]
     sizes: tuple[int, ...]
     scalars: tuple[float | int, ...]
 
     @property
     def elements(self) -> int:
-        """Number of elements of the iteration space."""
-        count = 1
-        for size in self.sizes:
-            count *= size
-        return count
+        """Number of elements of the (largest) iteration space."""
+        return max(_product(sizes) for sizes in self.output_sizes)
+
+    @property
+    def output_elements(self) -> tuple[int, ...]:
+        """Number of elements of each output."""
+        return tuple(_product(sizes) for sizes in self.output_sizes)
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
@@ -63,60 +79,99 @@ def numpy_dtype(dtype: str) -> np.dtype:
 
 
 def iteration_shape(candidate: FusionCandidate, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """The sizes of the iteration space for these operands.
-
-    A dimension that a view splits has inner parts of the recorded sizes.
-    """
-    rank = len(candidate.shape)
-    shape = [1] * rank
+    """The sizes of the one iteration space for these operands."""
+    shape = [1] * len(candidate.shape)
     for operand, tensor in zip(candidate.inputs, tensors, strict=True):
         for axis, own in enumerate(operand.dims):
-            if own is None:
-                continue
-            if own in operand.dims[:axis]:
-                shape[axis] = candidate.shape[axis]
-            elif own in operand.dims[axis + 1 :]:
-                inner = [candidate.shape[d] for d in inner_axes(operand.dims, axis)]
-                shape[axis] = tensor.shape[own] // _product(inner)
-            elif tensor.shape[own] != 1:
+            if own is not None and tensor.shape[own] != 1:
                 shape[axis] = tensor.shape[own]
     return tuple(shape)
 
 
-def inner_axes(dims: tuple[int | None, ...], axis: int) -> list[int]:
-    """The axes after ``axis`` over which the same dimension of the operand is split."""
-    return [
-        d for d in range(axis + 1, len(dims)) if dims[axis] is not None and dims[d] == dims[axis]
-    ]
+def seen_over(
+    dims: tuple[int | None, ...], tensor: torch.Tensor, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """An operand as it is read at every place of an iteration space."""
+    strides = [0 if own is None or tensor.shape[own] == 1 else tensor.stride(own) for own in dims]
+    return tensor.detach().as_strided(shape, strides, tensor.storage_offset())
 
 
-def axis_stride(
-    dims: tuple[int | None, ...], axis: int, tensor: torch.Tensor, shape: tuple[int, ...]
-) -> int:
-    """How many elements of the operand's memory one step along an axis is."""
-    own = dims[axis]
-    if own is None or tensor.shape[own] == 1:
-        return 0
-    return tensor.stride(own) * _product(shape[d] for d in inner_axes(dims, axis))
+@dataclass(frozen=True)
+class SeenRegion:
+    """A region's iteration space, and its operands as they are read at every place of it."""
+
+    shape: tuple[int, ...]
+    operands: tuple[torch.Tensor, ...]
+
+
+def seen_regions(
+    graph: OpGraph, candidate: FusionCandidate, tensors: Sequence[torch.Tensor]
+) -> tuple[SeenRegion, ...]:
+    """What a candidate's loops read of ``tensors``, found by taking the recorded views of them.
+
+    Raises ``ValidationError`` where the results of one loop differ in shape.
+    """
+    if not candidate.regions:
+        shape = iteration_shape(candidate, tensors)
+        operands = tuple(
+            seen_over(operand.dims, tensor, shape)
+            for operand, tensor in zip(candidate.inputs, tensors, strict=True)
+        )
+        return (SeenRegion(shape, operands),)
+    names = [operand.value for operand in candidate.inputs]
+    given = {name: tensor.detach() for name, tensor in zip(names, tensors, strict=True)}
+    nodes = aten.needed_nodes(graph, candidate)
+    values = aten.run(nodes, given)
+    makers = {value: node for node in nodes for value in node.outputs}
+    found = []
+    for region in candidate.regions:
+        shapes = {tuple(values[value].shape) for value in region.outputs}
+        if len(shapes) > 1:
+            raise ValidationError(f"the results of one loop differ in shape: {sorted(shapes)}")
+        shape = shapes.pop()
+        operands = tuple(_seen(access, given, values, makers, shape) for access in region.accesses)
+        found.append(SeenRegion(shape, operands))
+    return tuple(found)
+
+
+def _seen(
+    access: Access,
+    given: Mapping[str, torch.Tensor],
+    values: Mapping[str, torch.Tensor],
+    makers: Mapping[str, OpNode],
+    shape: tuple[int, ...],
+) -> torch.Tensor:
+    """An operand broadcast to what each view was taken of, and viewed as that was."""
+    tensor = given[access.value]
+    for result in access.views:
+        node = makers[result]
+        source = node.inputs[0]
+        viewed = aten.call(node, {source: tensor.broadcast_to(values[source].shape)})
+        tensor = aten.bind_outputs(node, viewed)[result]
+    return tensor.broadcast_to(shape)
 
 
 def launch_spec(
     program: FusedProgram,
-    candidate: FusionCandidate,
-    tensors: Sequence[torch.Tensor],
+    regions: Sequence[SeenRegion],
     scalars: Sequence[float | int],
 ) -> LaunchSpec:
-    """Arrays, sizes and scalars of one launch for ``tensors`` in ``candidate.inputs`` order."""
-    shape = iteration_shape(candidate, tensors)
+    """Arrays, sizes and scalars of one launch; operands are those of all regions, in order."""
     entries = [entry for entry in program.inputs if entry.kind == "tensor"]
+    seen = [(region, tensor) for region in regions for tensor in region.operands]
+    sizes = [
+        tuple(_product(region.shape[axis] for axis in group) for group in space.groups)
+        for space, region in zip(program.spaces, regions, strict=True)
+    ]
     operands = tuple(
-        _operand(entry, program, operand, tensor, shape)
-        for entry, operand, tensor in zip(entries, candidate.inputs, tensors, strict=True)
+        _operand(entry, program.spaces[entry.region], tensor, region.shape)
+        for entry, (region, tensor) in zip(entries, seen, strict=True)
     )
     return LaunchSpec(
         operands=operands,
         outputs=tuple((output.name, output.dtype) for output in program.outputs),
-        sizes=tuple(_product(shape[axis] for axis in group) for group in program.groups),
+        output_sizes=tuple(sizes[output.region] for output in program.outputs),
+        sizes=tuple(size for own in sizes for size in own),
         scalars=tuple(scalars),
     )
 
@@ -129,21 +184,17 @@ def _product(values: object) -> int:
 
 
 def _operand(
-    entry: ProgramInput,
-    program: FusedProgram,
-    operand: OperandMap,
-    tensor: torch.Tensor,
-    shape: tuple[int, ...],
+    entry: ProgramInput, space: IterationSpace, seen: torch.Tensor, shape: tuple[int, ...]
 ) -> ArraySpec:
-    sizes: list[int] = []
-    strides: list[int] = []
-    for number in entry.groups:
-        axes = program.groups[number]
-        sizes.append(_product(shape[axis] for axis in axes))
-        strides.append(_group_stride(entry.name, axes, operand, tensor, shape))
+    own = [space.groups[number] for number in entry.groups]
+    sizes = [_product(shape[axis] for axis in axes) for axes in own]
+    strides = [1 if 0 in sizes else _group_stride(entry.name, axes, seen, shape) for axes in own]
+    absent = {axis for axes in space.groups if axes not in own for axis in axes}
+    if any(shape[axis] != 1 and seen.stride(axis) for axis in absent) and 0 not in shape:
+        raise ValidationError(f"operand {entry.name} is not broadcast as the program says")
     empty = 0 in sizes
     extent = 0 if empty else 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-    data = _bits(tensor).as_strided((extent,), (1,), tensor.storage_offset())
+    data = _bits(seen).as_strided((extent,), (1,), seen.storage_offset())
     strided = entry.layout == "strided"
     if not strided and not empty and extent != _product(sizes):
         raise ValidationError(f"operand {entry.name} is not dense as the program says")
@@ -157,19 +208,15 @@ def _operand(
 
 
 def _group_stride(
-    name: str,
-    axes: tuple[int, ...],
-    operand: OperandMap,
-    tensor: torch.Tensor,
-    shape: tuple[int, ...],
+    name: str, axes: tuple[int, ...], seen: torch.Tensor, shape: tuple[int, ...]
 ) -> int:
     """The stride of one loop axis made of several dimensions; they must be mergeable."""
     stride: int | None = None
     expected = 0
     for axis in reversed(axes):
-        if shape[axis] == 1 or tensor.numel() == 0:
+        if shape[axis] == 1:
             continue
-        own_stride = axis_stride(operand.dims, axis, tensor, shape)
+        own_stride = seen.stride(axis)
         if stride is None:
             stride = own_stride
         elif own_stride != expected:
@@ -186,10 +233,10 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def output_tensor(
-    program: FusedProgram, dtype: str, shape: tuple[int, ...], data: np.ndarray
+    space: IterationSpace, dtype: str, shape: tuple[int, ...], data: np.ndarray
 ) -> torch.Tensor:
-    """A kernel's dense output as a torch tensor of ``shape`` (the iteration space)."""
-    order = [axis for group in program.groups for axis in group]
+    """A kernel's dense output as a torch tensor of ``shape`` (its region's iteration space)."""
+    order = [axis for group in space.groups for axis in group]
     order += [axis for axis in range(len(shape)) if axis not in order]
     flat = torch.from_numpy(data)
     target = getattr(torch, dtype)

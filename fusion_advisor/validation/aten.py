@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -83,24 +82,12 @@ def needed_nodes(graph: OpGraph, candidate: FusionCandidate) -> tuple[OpNode, ..
             found[node.id] = node
             waiting.extend(node.inputs)
     nodes = sorted(found.values(), key=lambda node: node.index)
+    views = {*candidate.views, *candidate.shared}
     return tuple(
         size_free(node, shapes[node.inputs[0]], shapes[node.outputs[0]])
-        if node.id in candidate.views
+        if node.id in views
         else node
         for node in nodes
-    )
-
-
-def without_views(graph: OpGraph, candidate: FusionCandidate) -> OpGraph:
-    """The graph with the candidate's views as the same tensor again: for lists of elements."""
-    return replace(
-        graph,
-        nodes=tuple(
-            replace(node, op="aten.alias.default", args=node.args[:1], kwargs=())
-            if node.id in candidate.views
-            else node
-            for node in graph.nodes
-        ),
     )
 
 

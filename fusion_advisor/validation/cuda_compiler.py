@@ -78,7 +78,7 @@ def kernel_signature(program: FusedProgram) -> Any:
     scalars = [entry for entry in program.inputs if entry.kind == "scalar"]
     arguments = [array(entry.dtype) for entry in tensors]
     arguments += [array(entry.dtype) for entry in program.outputs]
-    arguments += [types.uint32] * len(program.groups)
+    arguments += [types.uint32] * sum(len(space.groups) for space in program.spaces)
     strided = [entry for entry in tensors if entry.layout == "strided"]
     arguments += [types.uint32] * sum(len(entry.groups) for entry in strided)
     arguments += [

@@ -105,8 +105,10 @@ def _cpu_launcher(kernel: Callable[..., None]) -> _Launch:
         outputs: list[GuardedArray],
         views: list[np.ndarray],
     ) -> None:
-        sizes = spec.sizes or (1,)
-        arrays = [output.array.reshape(sizes) for output in outputs]
+        arrays = [
+            output.array.reshape(sizes or (1,))
+            for output, sizes in zip(outputs, spec.output_sizes, strict=True)
+        ]
         kernel(*views, *arrays, *spec.scalars)
 
     return launch
@@ -136,7 +138,8 @@ def _run_case(name: str, variant: str, launch: _Launch, spec: LaunchSpec) -> Cas
     for poison in POISONS:
         operands = [_guarded_copy(operand) for operand in spec.operands]
         outputs = [
-            GuardedArray(spec.elements, numpy_dtype(dtype), poison) for _, dtype in spec.outputs
+            GuardedArray(count, numpy_dtype(dtype), poison)
+            for count, (_, dtype) in zip(spec.output_elements, spec.outputs, strict=True)
         ]
         views = [
             buffer.strided(operand.sizes, operand.strides)

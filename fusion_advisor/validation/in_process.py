@@ -216,7 +216,12 @@ def check_guards(session: Session) -> str:
     fused, eager = load(session)
     tried: list[str] = []
     base = _guard_case(session)
-    for name, tensors in _foreign_arguments(base):
+    for case in session.beyond:
+        with torch.no_grad():
+            if not fused.why_not(*case.tensors, *case.scalars):
+                raise ValidationError(f"{case.name}: the kernel took sizes it was not made for")
+    beyond = [(case.name, case.tensors) for case in session.beyond]
+    for name, tensors in [*beyond, *_foreign_arguments(base)]:
         arguments = (*tensors, *base.scalars)
         with torch.no_grad():
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -45,6 +45,7 @@ class Case:
     tensors: tuple[torch.Tensor, ...]
     scalars: tuple[float | int, ...] = ()
     captured: bool = False
+    at_recorded_sizes: bool = False
 
 
 def build_cases(
@@ -63,27 +64,27 @@ def build_cases(
         cases.append(real)
     rank = len(candidate.shape)
     if rank == 0:
-        plans: list[tuple[str, tuple[int, ...], Values, int]] = [("0-dim", (), _random, 0)]
-        plans += [(f"0-dim special {index}", (), _specials, 0) for index in range(12)]
+        plans: list[tuple[str, tuple[int, ...], Values, int]] = [("0-dim", (), random_values, 0)]
+        plans += [(f"0-dim special {index}", (), special_values, 0) for index in range(12)]
     else:
         odd, small = _odd(rank), _flat(rank, SMALL_ELEMENTS)
-        constants = _constants(program)
+        constants = constants_of(program)
         plans = [
-            ("random, odd sizes", odd, _random, 0),
-            ("random, sizes reversed", odd[::-1], _random, 0),
-            ("random, many rows", _rows(rank), _random, 0),
-            ("one element", (1,) * rank, _random, 0),
-            ("exactly one block", _flat(rank, 256), _random, 0),
-            ("one block and one element", _flat(rank, 257), _random, 0),
-            ("misaligned memory", odd, _random, 1),
-            ("special values", small, _specials, 0),
-            ("special values, misaligned", _rows(rank), _specials, 1),
-            ("all magnitudes", small, _magnitudes, 0),
-            ("around the program's constants", small, _around(constants), 0),
-            ("empty", (0,) + odd[1:], _random, 0),
+            ("random, odd sizes", odd, random_values, 0),
+            ("random, sizes reversed", odd[::-1], random_values, 0),
+            ("random, many rows", _rows(rank), random_values, 0),
+            ("one element", (1,) * rank, random_values, 0),
+            ("exactly one block", _flat(rank, 256), random_values, 0),
+            ("one block and one element", _flat(rank, 257), random_values, 0),
+            ("misaligned memory", odd, random_values, 1),
+            ("special values", small, special_values, 0),
+            ("special values, misaligned", _rows(rank), special_values, 1),
+            ("all magnitudes", small, all_magnitudes, 0),
+            ("around the program's constants", small, values_around(constants), 0),
+            ("empty", (0,) + odd[1:], random_values, 0),
         ]
         if rank > 1:
-            plans.append(("empty inside", odd[:-1] + (0,), _random, 0))
+            plans.append(("empty inside", odd[:-1] + (0,), random_values, 0))
     for name, shape, values, offset in plans:
         cases.append(builder.case(name, shape, values, offset))
     return cases
@@ -102,8 +103,9 @@ def captured_case(
     return Case(
         name="captured inputs",
         tensors=_narrowed(program, candidate, tensors),
-        scalars=_captured_scalars(program),
+        scalars=captured_scalars(program),
         captured=True,
+        at_recorded_sizes=True,
     )
 
 
@@ -115,7 +117,7 @@ def without_zeros(case: Case) -> Case:
             tensor = tensor.clone()
             tensor[tensor == 0] = 1
         tensors.append(tensor)
-    return Case(name=case.name, tensors=tuple(tensors), scalars=case.scalars)
+    return replace(case, tensors=tuple(tensors), captured=False)
 
 
 def _odd(rank: int) -> tuple[int, ...]:
@@ -131,7 +133,8 @@ def _rows(rank: int) -> tuple[int, ...]:
     return (211,) + (1,) * (rank - 2) + (5,) if rank > 1 else (523,)
 
 
-def _captured_scalars(program: FusedProgram) -> tuple[float | int, ...]:
+def captured_scalars(program: FusedProgram) -> tuple[float | int, ...]:
+    """The run-time numbers of a program as they were recorded."""
     scalars: list[float | int] = []
     for entry in program.inputs:
         if entry.kind == "scalar" and not isinstance(entry.value, str):
@@ -140,7 +143,7 @@ def _captured_scalars(program: FusedProgram) -> tuple[float | int, ...]:
     return tuple(scalars)
 
 
-def _constants(program: FusedProgram) -> tuple[float, ...]:
+def constants_of(program: FusedProgram) -> tuple[float, ...]:
     """Every finite literal of the program: thresholds, bounds, factors."""
     found = {
         float(argument.value)
@@ -156,6 +159,8 @@ def _narrowed(
 ) -> tuple[torch.Tensor, ...]:
     """Cut captured operands along their outermost axis when they are very large."""
     count = math.prod(candidate.shape)
+    if candidate.regions:
+        return tensors  # a part of an operand need not be what makes a part of the results
     order = [axis for group in program.groups for axis in group if candidate.shape[axis] > 1]
     if count <= CAPTURED_ELEMENTS or not order:
         return tensors
@@ -164,8 +169,6 @@ def _narrowed(
     cut = []
     for operand, tensor in zip(candidate.inputs, tensors, strict=True):
         own = operand.dims[outer]
-        if own is not None and operand.dims.count(own) > 1:
-            return tensors  # cut inside a split, the parts would change
         full = own is not None and tensor.shape[own] > 1
         cut.append(tensor.narrow(own, 0, keep) if full and own is not None else tensor)
     return tuple(cut)
@@ -184,7 +187,6 @@ class _Builder:
     ) -> None:
         specs = {spec.id: spec for spec in graph.values}
         self._program = program
-        self._shape = candidate.shape
         self._entries = [entry for entry in program.inputs if entry.kind == "tensor"]
         self._operands = candidate.inputs
         self._specs = [specs[operand.value] for operand in candidate.inputs]
@@ -192,40 +194,15 @@ class _Builder:
         self._generator = torch.Generator().manual_seed(seed)
 
     def case(self, name: str, shape: tuple[int, ...], values: Values, offset: int) -> Case:
-        """Operands for one iteration space; every operand starts ``offset`` elements in.
-
-        Where views split a dimension, its inner parts keep their recorded sizes.
-        """
-        shape = self._with_inner_parts(shape)
+        """Operands for one iteration space; every operand starts ``offset`` elements in."""
         tensors = []
         for entry, operand, spec in zip(self._entries, self._operands, self._specs, strict=True):
             own_shape, strides = self._layout(entry, operand, spec, shape)
-            extent = offset + _extent(own_shape, strides)
-            filled = self._fill(spec, values, extent)
+            extent = offset + extent_of(own_shape, strides)
+            known = self._captured.get(spec.id)
+            filled = fill(spec, known, values, extent, self._generator)
             tensors.append(filled.as_strided(own_shape, strides, offset))
-        return Case(name=name, tensors=tuple(tensors), scalars=_captured_scalars(self._program))
-
-    def _with_inner_parts(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        fixed = {
-            axis
-            for operand in self._operands
-            for axis, own in enumerate(operand.dims)
-            if own is not None and own in operand.dims[:axis]
-        }
-        return tuple(self._shape[d] if d in fixed else size for d, size in enumerate(shape))
-
-    def _fill(self, spec: TensorSpec, values: Values, count: int) -> torch.Tensor:
-        dtype = getattr(torch, spec.dtype)
-        known = self._captured.get(spec.id)
-        if dtype.is_floating_point or dtype == torch.bool or known is None or not known.numel():
-            return values(dtype, count, self._generator)
-        # Captured integers are indices, positions or codes: stay in their range.
-        low, high = int(known.min()), int(known.max())
-        if high - low >= torch.iinfo(torch.int64).max:  # a float out of range was cast to int64
-            places = torch.randint(0, known.numel(), (count,), generator=self._generator)
-            return known.detach().reshape(-1).cpu()[places]
-        picked = torch.randint(0, high - low + 1, (count,), generator=self._generator)
-        return (picked + low).to(dtype)
+        return Case(name=name, tensors=tuple(tensors), scalars=captured_scalars(self._program))
 
     def _layout(
         self,
@@ -235,10 +212,6 @@ class _Builder:
         shape: tuple[int, ...],
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The operand's own sizes and strides for an iteration space of ``shape``."""
-        if len({own for own in operand.dims if own is not None}) < sum(
-            own is not None for own in operand.dims
-        ):
-            return _split_layout(operand, spec, shape)
         own_shape = [1] * len(spec.shape)
         strides = [1] * len(spec.shape)
         groups = [self._program.groups[number] for number in entry.groups]
@@ -250,7 +223,8 @@ class _Builder:
         step = 1
         for position, group in enumerate(self._inside_out(entry, operand, spec, groups)):
             captured = self._captured_stride(operand, spec, group)
-            if captured == 0:
+            # (An empty operand counts as dense, even one that was expanded.)
+            if captured == 0 and entry.layout == "strided":
                 for axis in group:
                     own = operand.dims[axis]
                     if own is not None:
@@ -293,25 +267,28 @@ class _Builder:
         return None
 
 
-def _split_layout(
-    operand: OperandMap, spec: TensorSpec, shape: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes and strides of an operand with a split dimension: its memory order, without gaps."""
-    own_shape = [1] * len(spec.shape)
-    for axis, own in enumerate(operand.dims):
-        if own is not None:
-            own_shape[own] *= shape[axis]
-    strides = [0] * len(spec.shape)
-    step = 1
-    for own in sorted(range(len(own_shape)), key=lambda d: (spec.strides[d], spec.shape[d], -d)):
-        if spec.strides[own] == 0 and spec.shape[own] > 1:
-            continue
-        strides[own] = step
-        step *= max(1, own_shape[own])
-    return tuple(own_shape), tuple(strides)
+def fill(
+    spec: TensorSpec,
+    known: torch.Tensor | None,
+    values: Values,
+    count: int,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    """``count`` elements for an operand; integers stay in the range of the captured ones."""
+    dtype = getattr(torch, spec.dtype)
+    if dtype.is_floating_point or dtype == torch.bool or known is None or not known.numel():
+        return values(dtype, count, generator)
+    # Captured integers are indices, positions or codes: stay in their range.
+    low, high = int(known.min()), int(known.max())
+    if high - low >= torch.iinfo(torch.int64).max:  # a float out of range was cast to int64
+        places = torch.randint(0, known.numel(), (count,), generator=generator)
+        return known.detach().reshape(-1).cpu()[places]
+    picked = torch.randint(0, high - low + 1, (count,), generator=generator)
+    return (picked + low).to(dtype)
 
 
-def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+def extent_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """How many elements lie from the first to the last, in memory."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
@@ -324,13 +301,15 @@ def _integers(dtype: torch.dtype, count: int, generator: torch.Generator) -> tor
     return torch.randint(low, 12, (count,), generator=generator).to(dtype)
 
 
-def _random(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch.Tensor:
+def random_values(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Normal ones, or small whole numbers."""
     if not dtype.is_floating_point:
         return _integers(dtype, count, generator)
     return (torch.randn(count, generator=generator, dtype=torch.float64) * 2).to(dtype)
 
 
-def _specials(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch.Tensor:
+def special_values(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch.Tensor:
+    """NaN, infinities, both zeros, extremes, and what functions turn or round at."""
     if not dtype.is_floating_point:
         return _integers(dtype, count, generator)
     info = torch.finfo(dtype)
@@ -343,7 +322,7 @@ def _specials(dtype: torch.dtype, count: int, generator: torch.Generator) -> tor
     return table[picks]
 
 
-def _magnitudes(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch.Tensor:
+def all_magnitudes(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch.Tensor:
     """Both signs and every exponent of the dtype, denormals included."""
     if not dtype.is_floating_point:
         return _integers(dtype, count, generator)
@@ -354,7 +333,7 @@ def _magnitudes(dtype: torch.dtype, count: int, generator: torch.Generator) -> t
     return (torch.exp2(exponents) * signs).to(dtype)
 
 
-def _around(constants: tuple[float, ...]) -> Values:
+def values_around(constants: tuple[float, ...]) -> Values:
     """The program's constants, halves and small integers, and their nearest neighbours."""
 
     def values(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch.Tensor:

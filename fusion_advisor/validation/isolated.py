@@ -41,7 +41,8 @@ def _request(session: Session, **kernel: Any) -> ExecutionRequest:
     specs = []
     for prepared in session.prepared:
         case = prepared.case
-        spec = arrays.launch_spec(program, session.candidate, case.tensors, case.scalars)
+        seen = arrays.seen_regions(session.graph, session.candidate, case.tensors)
+        spec = arrays.launch_spec(program, seen, case.scalars)
         specs.append((case.name, spec))
     return ExecutionRequest(cases=tuple(specs), **kernel)
 
@@ -86,9 +87,11 @@ def tally(session: Session, outcomes: Sequence[CaseOutcome]) -> Tally:
         if outcome.trespasses:
             raise ValidationError(f"{label}: {'; '.join(outcome.trespasses)}")
         place = index[outcome.case]
-        shape = session.prepared[place].shape
+        shapes = session.prepared[place].shapes
         actual = [
-            arrays.output_tensor(program, output.dtype, shape, data)
+            arrays.output_tensor(
+                program.spaces[output.region], output.dtype, shapes[output.region], data
+            )
             for output, data in zip(program.outputs, outcome.outputs, strict=True)
         ]
         for comparison in session.judge(place, actual):

@@ -211,6 +211,8 @@ def _prepare(session: Session) -> str:
         detail += ", synthetic only: the captured inputs were not kept"
     if session.skipped:
         detail += f"; eager refuses {', '.join(session.skipped)}"
+    if session.beyond:
+        detail += f"; left to the guards {', '.join(case.name for case in session.beyond)}"
     return detail
 
 
@@ -308,7 +310,7 @@ def _device(session: Session, findings: _Findings, asked: bool) -> str:
             session.reference, session.reference64, None,
         )  # fmt: skip
         case = type(prepared.case)(name=prepared.case.name, tensors=tuple(tensors))
-        on_device.prepared.append(PreparedCase(case, prepared.shape, expected))
+        on_device.prepared.append(PreparedCase(case, prepared.shapes, expected))
         for comparison in on_device.judge(0, actual):
             tally.add(f"CUDA device, {case.name}", comparison)
         tally.cases += 1

@@ -77,21 +77,44 @@ def _check_statements(program: FusedProgram) -> None:
 
 
 def _check_axes(program: FusedProgram) -> None:
-    axes = sorted(axis for group in program.groups for axis in group)
-    if axes != list(range(program.rank)):
-        raise ValidationError(f"groups {program.groups} do not partition {program.rank} dimensions")
+    for space in program.spaces:
+        axes = sorted(axis for group in space.groups for axis in group)
+        if axes != list(range(space.rank)):
+            raise ValidationError(f"groups {space.groups} do not partition {space.rank} dimensions")
     for entry in program.inputs:
-        if any(not 0 <= number < len(program.groups) for number in entry.groups):
+        groups = program.spaces[entry.region].groups
+        if any(not 0 <= number < len(groups) for number in entry.groups):
             raise ValidationError(f"operand {entry.name} names an axis that does not exist")
 
 
 def _check_against(program: FusedProgram, candidate: FusionCandidate) -> None:
-    tensors = [entry.value for entry in program.inputs if entry.kind == "tensor"]
-    if tensors != [operand.value for operand in candidate.inputs]:
+    given = [one.value for one in program.given]
+    if given != [operand.value for operand in candidate.inputs]:
         raise ValidationError("the program's operands are not the candidate's inputs, in order")
+    if candidate.regions:
+        _check_regions(program, candidate)
     if program.rank != len(candidate.shape):
         raise ValidationError(
             f"the program walks {program.rank} dimensions, the candidate has {len(candidate.shape)}"
         )
     if [output.value for output in program.outputs] != list(candidate.outputs):
         raise ValidationError("the program's outputs are not the candidate's, in order")
+
+
+def _check_regions(program: FusedProgram, candidate: FusionCandidate) -> None:
+    """Every region of the candidate is one of the program's, with its accesses in order."""
+    if len(program.spaces) != len(candidate.regions):
+        raise ValidationError(
+            f"the program has {len(program.spaces)} loops for {len(candidate.regions)} regions"
+        )
+    for number, (space, region) in enumerate(zip(program.spaces, candidate.regions, strict=True)):
+        read = [
+            (entry.value, entry.steps)
+            for entry in program.inputs
+            if entry.kind == "tensor" and entry.region == number
+        ]
+        if read != [(access.value, access.steps) for access in region.accesses]:
+            raise ValidationError(f"loop {number} reads other places than its region")
+        written = [output.value for output in program.outputs if output.region == number]
+        if written != list(region.outputs) or space.rank != len(region.shape):
+            raise ValidationError(f"loop {number} writes other results than its region")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from fusion_advisor.errors import FusionAdvisorError, ValidationError
+from fusion_advisor.ops.regions import unrolled
 from fusion_advisor.records import FusionCandidate, KernelSource, OpGraph
-from fusion_advisor.validation import arrays, aten
+from fusion_advisor.validation import arrays
 from fusion_advisor.validation.budgets import OutputBudget, budget
 from fusion_advisor.validation.compare import Comparison, compare, same_bits, ulp_distance
 from fusion_advisor.validation.inputs import Case, build_cases, without_zeros
+from fusion_advisor.validation.viewed_inputs import viewed_cases
 
 Reference = Callable[..., tuple[torch.Tensor, ...]]
 # Above this many elements budgets are worked out only where eager and kernel differ.
@@ -23,19 +26,16 @@ KEPT_RESULTS = 2  # of a large case: the CUDA kernel's and the CPU kernel's
 
 @dataclass(frozen=True)
 class PreparedCase:
-    """A case that eager accepts, with eager's results."""
+    """A case that eager accepts, with eager's results; ``shapes`` are those of all regions."""
 
     case: Case
-    shape: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
     expected: tuple[torch.Tensor, ...]
 
     @property
     def elements(self) -> int:
-        """Elements of the iteration space."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        """Elements of the (largest) iteration space."""
+        return max(math.prod(shape) for shape in self.shapes)
 
 
 @dataclass
@@ -75,6 +75,7 @@ class Session:
     captured: Mapping[str, torch.Tensor] | None
     prepared: list[PreparedCase] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    beyond: list[Case] = field(default_factory=list)  # eager takes them, the kernel must not
     _budgets: dict[int, tuple[OutputBudget, ...]] = field(default_factory=dict)
     # What kernels gave for large cases, and what that was worth: twins mostly agree to the bit.
     _judged: dict[int, list[tuple[tuple[torch.Tensor, ...], list[Comparison]]]] = field(
@@ -87,8 +88,7 @@ class Session:
         Raises ``ValidationError`` when eager refuses every case, or when it gives
         something else than the recorded ops do.
         """
-        program = self.kernel.program
-        for case in build_cases(program, self.graph, self.candidate, self.captured):
+        for case in self._cases():
             for attempt in (case, without_zeros(case)):
                 try:
                     expected = self.run_reference(attempt.tensors)
@@ -97,13 +97,44 @@ class Session:
                 except Exception as error:  # whatever eager raises, it raises for a person too
                     reason = f"{case.name} ({type(error).__name__})"
                     continue
-                shape = arrays.iteration_shape(self.candidate, attempt.tensors)
-                self.prepared.append(PreparedCase(attempt, shape, expected))
+                self._add(attempt, expected)
                 break
             else:
                 self.skipped.append(reason)
         if not self.prepared:
             raise ValidationError(f"eager refuses every input tried: {', '.join(self.skipped)}")
+
+    def _cases(self) -> list[Case]:
+        program = self.kernel.program
+        if not self.candidate.regions:
+            return build_cases(program, self.graph, self.candidate, self.captured)
+
+        def accepts(tensors: Sequence[torch.Tensor]) -> bool:
+            try:
+                self.run_reference(tensors)
+            except FusionAdvisorError:
+                raise
+            except Exception:  # whatever eager raises, it does not take these sizes
+                return False
+            return True
+
+        return viewed_cases(program, self.graph, self.candidate, self.captured, accepts)
+
+    def _add(self, case: Case, expected: tuple[torch.Tensor, ...]) -> None:
+        """Prepare a case that eager takes, but for those of other sizes that are for no kernel.
+
+        Views between the ops may lie otherwise there: the guards are to refuse, and eager runs.
+        """
+        try:
+            seen = arrays.seen_regions(self.graph, self.candidate, case.tensors)
+            if self.candidate.regions:
+                arrays.launch_spec(self.kernel.program, seen, case.scalars)
+        except ValidationError:
+            if not self.candidate.regions or case.at_recorded_sizes:
+                raise
+            self.beyond.append(case)
+            return
+        self.prepared.append(PreparedCase(case, tuple(region.shape for region in seen), expected))
 
     def run_reference(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Eager's results, without gradients."""
@@ -168,13 +199,23 @@ class Session:
             return Comparison(
                 elements=expected.numel(), mismatches=0, ambiguous=0, worst_ulp=0.0, budget_ulp=0.0
             )
+        graph, group = self.graph, self.candidate
+        value = group.outputs[number]
+        regions = arrays.seen_regions(graph, group, prepared.case.tensors)
+        place = 0
+        if group.regions:
+            place = next(k for k, one in enumerate(group.regions) if value in one.outputs)
+            graph, group = unrolled(graph, group, group.regions[place])
+        seen = regions[place]
+        single = {spec.id for spec in graph.values if not spec.shape}
         operands = {
-            operand.value: _gathered(operand.dims, tensor, prepared.shape, places)
-            for operand, tensor in zip(self.candidate.inputs, prepared.case.tensors, strict=True)
+            operand.value: tensor[(0,) * tensor.dim()]
+            if operand.value in single  # its rank decides the result's dtype
+            else _gathered(tensor, places)
+            for operand, tensor in zip(group.inputs, seen.operands, strict=True)
         }
-        graph = aten.without_views(self.graph, self.candidate)
-        allowed = budget(graph, self.candidate, operands)[number]
-        picked = actual.expand(prepared.shape).reshape(-1)[places]
+        allowed = budget(graph, group, operands)[group.outputs.index(value)]
+        picked = actual.reshape(-1)[places]
         return replace(compare(picked, allowed), elements=expected.numel())
 
 
@@ -205,22 +246,10 @@ def _worst_places(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return chosen
 
 
-def _gathered(
-    dims: tuple[int | None, ...],
-    tensor: torch.Tensor,
-    shape: tuple[int, ...],
-    places: torch.Tensor,
-) -> torch.Tensor:
-    """An operand's elements at flat places of the iteration space.
-
-    0-dim tensors stay as they are: their rank decides the result's dtype.
-    """
-    if tensor.dim() == 0:
-        return tensor
-    strides = [arrays.axis_stride(dims, axis, tensor, shape) for axis in range(len(dims))]
-    expanded = tensor.detach().as_strided(shape, strides)
+def _gathered(seen: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """An operand's elements at flat places of the iteration space."""
     coordinates = []  # torch.unravel_index would import a symbolic algebra first: 2 s
-    for size in reversed(shape):
+    for size in reversed(seen.shape):
         coordinates.append(places % size)
         places = places // size
-    return expanded[tuple(reversed(coordinates))]
+    return seen[tuple(reversed(coordinates))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from graph_builder import GraphBuilder, broadcast
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +12,7 @@ from slow_checker import lonely, only_kept, problems
 
 from fusion_advisor.analysis import find_candidates, why_not
 from fusion_advisor.analysis import growth as growth_module
+from fusion_advisor.analysis.graph_index import broadcasts_to
 from fusion_advisor.records import OpGraph
 
 SHAPES = ((4, 8), (4, 1), (1, 8), (8,), (), (8, 4))
@@ -18,7 +21,8 @@ BINARY = ("aten.add.Tensor", "aten.mul.Tensor", "aten.sub.Tensor")
 STEPS = st.tuples(
     st.sampled_from(
         ["unary"] * 4 + ["binary"] * 8 + ["matmul", "reduce", "view", "inplace", "inplace",
-         "inplace2", "random", "again", "detach", "transpose", "transpose"]
+         "inplace2", "random", "again", "detach", "transpose", "transpose", "slice", "slice",
+         "expand", "unsqueeze"]
     ),
     st.integers(0, 10**6),
     st.integers(0, 10**6),
@@ -56,7 +60,8 @@ def build(steps: list[tuple[str, int, int, str]], kept: list[int]) -> OpGraph:
                     whole = broadcast(shape, b.values[y].shape)
                 except ValueError:
                     continue
-                if whole not in SHAPES:
+                fitting = broadcasts_to(shape, whole) and broadcasts_to(b.values[y].shape, whole)
+                if not fitting or math.prod(whole) > 64 or len(whole) > 3:
                     continue
                 live.append(b.op(BINARY[second % 3], x, y))
             elif action == "matmul":
@@ -70,9 +75,28 @@ def build(steps: list[tuple[str, int, int, str]], kept: list[int]) -> OpGraph:
             elif action == "transpose" and len(shape) == 2:
                 strides = b.values[x].strides[::-1]
                 live.append(b.view("aten.t.default", x, shape[::-1], strides=strides))
-            elif action == "view" and len(shape) == 2 and shape[0] != 1:
-                live.append(b.view("aten.select.int", x, shape[1:], 0, 0))
+            elif action == "view" and len(shape) == 2 and shape[0] > 1:
+                row, strides = first % shape[0], b.values[x].strides
+                offset = b.values[x].offset + row * strides[0]
+                live.append(
+                    b.view(
+                        "aten.select.int", x, shape[1:], 0, row, strides=strides[1:], offset=offset
+                    )
+                )
                 old.append(x)
+            elif action == "slice" and shape:
+                live.append(sliced(b, x, first, second))
+                old.append(x)
+            elif action == "unsqueeze" and len(shape) < 3:
+                strides = (1, *b.values[x].strides)
+                live.append(b.view("aten.unsqueeze.default", x, (1, *shape), 0, strides=strides))
+            elif action == "expand" and math.prod(shape) <= 24 and 1 in shape:
+                at = shape.index(1)
+                wide = (*shape[:at], 2 + first % 2, *shape[at + 1 :])
+                strides = tuple(
+                    0 if d == at else step for d, step in enumerate(b.values[x].strides)
+                )
+                live.append(b.view("aten.expand.default", x, wide, wide, strides=strides))
             elif action in ("inplace", "inplace2"):
                 storage = b.values[x].storage
                 others = [v for v in live if b.values[v].storage == storage and v != x]
@@ -94,6 +118,19 @@ def build(steps: list[tuple[str, int, int, str]], kept: list[int]) -> OpGraph:
     written = {b.values[v].storage for n in b.nodes for v in n.mutates}
     outputs |= {v for v in live if b.values[v].storage in written}
     return b.build(*sorted(outputs))
+
+
+def sliced(b: GraphBuilder, x: str, first: int, second: int) -> str:
+    """A slice with ends before, after and beyond the dimension's, in steps of 1 to 3."""
+    spec = b.values[x]
+    at = first % len(spec.shape)
+    start, end, step = second % 7 - 3, second // 7 % 9 - 2, 1 + second // 63 % 3
+    kept = range(spec.shape[at])[start:end:step]
+    shape = (*spec.shape[:at], len(kept), *spec.shape[at + 1 :])
+    strides = tuple(move * step if d == at else move for d, move in enumerate(spec.strides))
+    offset = spec.offset + (kept.start * spec.strides[at] if kept else 0)
+    arguments = (at, start, end, step)
+    return b.view("aten.slice.Tensor", x, shape, *arguments, strides=strides, offset=offset)
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])

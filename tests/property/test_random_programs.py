@@ -13,7 +13,8 @@ import warnings
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
-from random_programs import Program, programs
+from random_programs import Program, programs, viewed_programs
+from slow_checker import problems
 
 from fusion_advisor.analysis import find_candidates
 from fusion_advisor.errors import CaptureError, UnsupportedOpError
@@ -70,19 +71,20 @@ def _session(recording: Recording, candidate: FusionCandidate, kernel: KernelSou
         kernel,
         graph,
         candidate,
-        replay.subgraph(graph, candidate.nodes, names, candidate.outputs),
-        replay.subgraph(graph, candidate.nodes, names, candidate.outputs, high_precision=True),
+        replay.subgraph(graph, candidate.computed, names, candidate.outputs),
+        replay.subgraph(graph, candidate.computed, names, candidate.outputs, high_precision=True),
         replay.materialize(graph, recording.store, names),
     )
 
 
-@settings(PLAIN, max_examples=40)
-@given(programs())
-def test_kernels_of_random_programs_are_right(program: Program) -> None:
+def _check_kernels(program: Program) -> int:
+    """Hold every kernel of a program against eager; how many of them have views."""
     recording = _recorded(program)
     if recording is None:
-        return
+        return 0
+    viewed = 0
     for candidate, kernel in _kernels(recording):
+        viewed += bool(candidate.regions)
         session = _session(recording, candidate, kernel)
         session.prepare()
         in_process.check_eager_text(session)
@@ -94,12 +96,36 @@ def test_kernels_of_random_programs_are_right(program: Program) -> None:
         except LookupError:
             pass  # nothing to differentiate
         in_process.check_guards(session)
+    return viewed
 
 
-@pytest.mark.slow
-@settings(PLAIN, max_examples=8)
+@settings(PLAIN, max_examples=40)
 @given(programs())
-def test_the_whole_ladder_accepts_random_programs(program: Program) -> None:
+def test_kernels_of_random_programs_are_right(program: Program) -> None:
+    _check_kernels(program)
+
+
+def test_kernels_of_random_programs_with_views_are_right() -> None:
+    viewed: list[int] = []
+
+    @settings(PLAIN, max_examples=60)
+    @given(viewed_programs())
+    def check(program: Program) -> None:
+        viewed.append(_check_kernels(program))
+
+    check()
+    assert sum(viewed) >= 10  # views between members are really met
+
+
+@settings(PLAIN, max_examples=300)
+@given(viewed_programs())
+def test_candidates_of_random_programs_with_views_are_legal(program: Program) -> None:
+    recording = _recorded(program)
+    if recording is not None:
+        assert problems(recording.graph, find_candidates(recording.graph)) == []
+
+
+def _check_ladder(program: Program) -> None:
     recording = _recorded(program)
     if recording is None:
         return
@@ -118,3 +144,17 @@ def test_the_whole_ladder_accepts_random_programs(program: Program) -> None:
         failed = [f"{rung.name}: {rung.detail}" for rung in result.rungs if rung.status == "failed"]
         assert result.status == "passed", f"{failed}\n{kernel.text}"
         assert result.mismatches == 0
+
+
+@pytest.mark.slow
+@settings(PLAIN, max_examples=8)
+@given(programs())
+def test_the_whole_ladder_accepts_random_programs(program: Program) -> None:
+    _check_ladder(program)
+
+
+@pytest.mark.slow
+@settings(PLAIN, max_examples=16)
+@given(viewed_programs())
+def test_the_whole_ladder_accepts_random_programs_with_views(program: Program) -> None:
+    _check_ladder(program)

@@ -7,7 +7,7 @@ sizes.  Everything random is drawn by Hypothesis.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,6 +81,23 @@ IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
     "relu_": lambda x, _: x.relu_(),
     "tanh_": lambda x, _: x.tanh_(),
     "clamp_": lambda x, _: x.clamp_(-1, 1),
+}
+VIEWS: dict[str, Callable[[Any, int], Any]] = {
+    "head": lambda x, n: x[..., : n + 1],
+    "tail": lambda x, n: x[..., n:],
+    "from the back": lambda x, n: x[..., -n - 1 :],
+    "every other": lambda x, n: x[..., n % 3 :: 2],
+    "rows": lambda x, n: x[n % 2 : 4],
+    "row": lambda x, n: x[n % max(x.shape[0], 1)],
+    "last": lambda x, _: x.select(-1, -1),
+    "narrow": lambda x, n: x.narrow(-1, n % 2, max(x.shape[-1] - 2, 0)),
+    "unsqueeze": lambda x, n: x.unsqueeze(n % (x.dim() + 1)),
+    "expand": lambda x, n: x.unsqueeze(0).expand(n % 3 + 1, *x.shape),
+    "wide column": lambda x, _: x[..., :1].expand_as(x),
+    "transpose": lambda x, _: x.transpose(0, -1),
+    "permute": lambda x, n: x.permute(*range(n % x.dim(), x.dim()), *range(n % x.dim())),
+    "split": lambda x, _: x.unflatten(-1, (-1, 2)),
+    "squeeze": lambda x, n: x.squeeze(n % max(x.dim(), 1)),
 }
 CASTS = {str(dtype): dtype for dtype in (*FLOATS, torch.bool, torch.int64)}
 NUMBERS = (0, 1, 2, -1, 3, 0.5, -0.5, 1.5, 0.1, 1e-3, 100.0, True, False)
@@ -182,6 +199,8 @@ class Program:
             return BINARY[step.name](first, second)
         if step.kind == "scalar":
             return SCALAR[step.name](first, second)
+        if step.kind == "view":
+            return VIEWS[step.name](first, int(step.second or 0))
         if step.kind == "cast":
             return first.to(CASTS[step.name])
         target = made[-1 - step.first % len(made)]  # in-place ops on intermediates only
@@ -217,8 +236,32 @@ def steps() -> st.SearchStrategy[Step]:
     )
 
 
+def view_steps() -> st.SearchStrategy[Step]:
+    """A view of a recent result."""
+    return st.builds(
+        lambda name, first, number: Step("view", name, first, number, False),
+        st.sampled_from(sorted(VIEWS)),
+        st.integers(0, 2),
+        st.integers(0, 5),
+    )
+
+
 @st.composite
-def programs(draw: st.DrawFn) -> Program:
+def viewed_programs(draw: st.DrawFn) -> Program:
+    """2 to 5 ops with views between them; whole results and parts of them are kept together."""
+    plain = draw(programs(most_steps=5))
+    steps: list[Step] = []
+    for step in plain.steps:
+        steps.append(step)
+        steps += draw(st.lists(view_steps(), max_size=2))
+        if steps[-1].kind == "view":
+            steps.append(Step("scalar", "rsub", 0, 1.5, False))
+    kept = draw(st.lists(st.integers(0, 8), max_size=4))
+    return replace(plain, steps=tuple(steps), kept=tuple(kept))
+
+
+@st.composite
+def programs(draw: st.DrawFn, most_steps: int = 12) -> Program:
     """2 to 12 ops over 1 to 4 operands, the first of which has every dimension."""
     shape = draw(
         st.sampled_from([(37,), (5, 8), (3, 1, 7), (1, 9), (2, 3, 4, 5), (4, 0), (1, 1), (2, 3, 6)])
@@ -234,6 +277,6 @@ def programs(draw: st.DrawFn) -> Program:
     return Program(
         shape=shape,
         operands=tuple(operands),
-        steps=tuple(draw(st.lists(steps(), min_size=2, max_size=12))),
+        steps=tuple(draw(st.lists(steps(), min_size=2, max_size=most_steps))),
         kept=tuple(draw(st.lists(st.integers(0, 8), max_size=2))),
     )

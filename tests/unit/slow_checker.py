@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusion_advisor.records import FusionCandidate, OperandMap, OpGraph, OpNode
+from fusion_advisor.records import FusionCandidate, OpGraph, OpNode, Region
 
 
 def problems(graph: OpGraph, candidates: Sequence[FusionCandidate]) -> list[str]:
@@ -26,7 +26,7 @@ def problems(graph: OpGraph, candidates: Sequence[FusionCandidate]) -> list[str]
             if node in owner:
                 found.append(f"{node} is in two candidates")
             owner[node] = number
-    order = _schedule(graph, owner, len(candidates))
+    order = _schedule(graph, owner, candidates)
     if order is None:
         return [*found, "the groups cannot be ordered: some path leaves a group and comes back"]
     return found + _memory_problems(graph, candidates, order)
@@ -34,7 +34,7 @@ def problems(graph: OpGraph, candidates: Sequence[FusionCandidate]) -> list[str]
 
 def lonely(graph: OpGraph, candidate: FusionCandidate) -> bool:
     """Whether some member is joined to the others by no producer-consumer edge."""
-    members = [n for n in graph.nodes if n.id in candidate.nodes]
+    members = [n for n in graph.nodes if n.id in candidate.computed]
     reached = {members[0].id}
     for _ in members:
         for a in members:
@@ -55,14 +55,21 @@ def _depends(earlier: OpNode, later: OpNode, storage: dict[str, int]) -> bool:
     return bool(written & touched_later or touched & written_later)
 
 
-def _schedule(graph: OpGraph, owner: dict[str, int], groups: int) -> list[object] | None:
-    """An order of steps, each an op or a group number, that keeps all dependences; or None."""
+def _schedule(
+    graph: OpGraph, owner: dict[str, int], candidates: Sequence[FusionCandidate]
+) -> list[object] | None:
+    """An order of steps, each an op or a group number, that keeps all dependences; or None.
+
+    A group takes the views that it shares for itself: it does not wait for those that stay.
+    """
     storage = {v.id: v.storage for v in graph.values}
     step_of: dict[str, object] = {n.id: owner.get(n.id, n.id) for n in graph.nodes}
     needs: dict[object, set[object]] = {step: set() for step in step_of.values()}
     for j, later in enumerate(graph.nodes):
         for earlier in graph.nodes[:j]:
             a, b = step_of[earlier.id], step_of[later.id]
+            if isinstance(b, int) and earlier.id in candidates[b].shared:
+                continue
             if a != b and _depends(earlier, later, storage):
                 needs[b].add(a)
     order: list[object] = []
@@ -80,7 +87,6 @@ def _schedule(graph: OpGraph, owner: dict[str, int], groups: int) -> list[object
 
 
 def _shape_problems(graph: OpGraph, candidate: FusionCandidate) -> list[str]:
-    values = {v.id: v for v in graph.values}
     nodes = {n.id: n for n in graph.nodes}
     found = []
     if len(candidate.nodes) < 2:
@@ -90,31 +96,25 @@ def _shape_problems(graph: OpGraph, candidate: FusionCandidate) -> list[str]:
             found.append(f"{node} is a {nodes[node].kind}")
     inside = {v for node in candidate.nodes for v in nodes[node].outputs}
     for value in candidate.outputs:
-        if values[value].shape != candidate.shape:
-            found.append(f"output {value} has another shape than the iteration space")
         if value not in inside:
             found.append(f"output {value} is not made inside")
-    external = {v for node in candidate.nodes for v in nodes[node].inputs} - inside
+    looked_through = {v for node in candidate.shared for v in nodes[node].outputs}
+    read = {v for node in candidate.computed for v in nodes[node].inputs}
+    external = read - inside - looked_through
     if {operand.value for operand in candidate.inputs} != external:
         found.append(f"{candidate.id} lists other inputs than it reads")
     views = {n for n in candidate.nodes if nodes[n].kind in ("view", "metadata")}
     views -= {n for n in views if nodes[n].op in ("aten.alias.default",)}
     if views - set(candidate.views) or set(candidate.views) - set(candidate.nodes):
         found.append(f"{candidate.id} does not say which members are views")
-    for operand in candidate.inputs:
-        shape = values[operand.value].shape
-        if len(operand.dims) != len(candidate.shape):
-            found.append(f"{operand.value}: one entry per iteration dimension is needed")
-            continue
-        if candidate.views:
-            found += _index_problems(graph, candidate, operand)
-            continue
-        for d, dim in enumerate(operand.dims):
-            own = len(shape) - (len(candidate.shape) - d)
-            if dim is not None and (dim != own or shape[dim] != candidate.shape[d]):
-                found.append(f"{operand.value} is read at the wrong dimension {d}")
-            if dim is None and own >= 0 and shape[own] != 1:
-                found.append(f"{operand.value} is not broadcast at {d}")
+    if any(nodes[n].kind not in ("view", "metadata") for n in candidate.shared):
+        found.append(f"{candidate.id} shares what is no view")
+    if set(candidate.shared) & set(candidate.nodes):
+        found.append(f"{candidate.id} both shares a view and replaces it")
+    if candidate.regions:
+        found += _region_problems(graph, candidate)
+    else:
+        found += _plain_problems(graph, candidate)
     for node in candidate.nodes:
         for value in nodes[node].outputs:
             outside = [n for n in graph.nodes if value in n.inputs and n.id not in candidate.nodes]
@@ -129,39 +129,127 @@ def _shape_problems(graph: OpGraph, candidate: FusionCandidate) -> list[str]:
     return found
 
 
-def _index_problems(graph: OpGraph, candidate: FusionCandidate, operand: OperandMap) -> list[str]:
-    """Follow every element of an operand through the members, and compare with the map."""
+def _plain_problems(graph: OpGraph, candidate: FusionCandidate) -> list[str]:
+    """One iteration space, operands broadcast over it, outputs of its shape."""
     values = {v.id: v for v in graph.values}
-    shape = values[operand.value].shape
-    places = np.arange(int(np.prod(shape))).reshape(shape)
-    seen: dict[str, np.ndarray] = {operand.value: places}
-    for node in (n for n in graph.nodes if n.id in candidate.nodes):
-        known = [(v, seen[v]) for v in node.inputs if v in seen]
-        if not known:
-            continue
-        for output in node.outputs:
-            target = values[output].shape
-            if node.id in candidate.views:
-                array = np.broadcast_to(known[0][1], values[known[0][0]].shape)
-                seen[output] = _numpy_view(node, array, target)
-                continue
-            arrays = [np.broadcast_to(array, target) for _, array in known]
-            if any((array != arrays[0]).any() for array in arrays):
-                return [f"{operand.value} is read at two places for one element of {output}"]
-            seen[output] = arrays[0]
-    claimed = np.zeros(candidate.shape, dtype=np.int64)
-    strides = [int(np.prod(shape[d + 1 :])) for d in range(len(shape))]
-    at = np.indices(candidate.shape)
-    for d, own in enumerate(operand.dims):
-        if own is not None:
-            inner = [e for e in range(d + 1, len(operand.dims)) if operand.dims[e] == own]
-            parts = int(np.prod([candidate.shape[e] for e in inner]))
-            claimed += at[d] * parts * strides[own]
     found = []
+    if candidate.views or candidate.shared:
+        found.append(f"{candidate.id} has views but no regions")
     for value in candidate.outputs:
-        if value in seen and (np.broadcast_to(seen[value], candidate.shape) != claimed).any():
-            found.append(f"{operand.value} is not read where its map says, for {value}")
+        if values[value].shape != candidate.shape:
+            found.append(f"output {value} has another shape than the iteration space")
+    for operand in candidate.inputs:
+        shape = values[operand.value].shape
+        if len(operand.dims) != len(candidate.shape):
+            found.append(f"{operand.value}: one entry per iteration dimension is needed")
+            continue
+        for d, dim in enumerate(operand.dims):
+            own = len(shape) - (len(candidate.shape) - d)
+            if dim is not None and (dim != own or shape[dim] != candidate.shape[d]):
+                found.append(f"{operand.value} is read at the wrong dimension {d}")
+            if dim is None and own >= 0 and shape[own] != 1:
+                found.append(f"{operand.value} is not broadcast at {d}")
     return found
+
+
+def _region_problems(graph: OpGraph, candidate: FusionCandidate) -> list[str]:
+    """Every output in one loop of its own shape, which reads what the ops read."""
+    values = {v.id: v for v in graph.values}
+    found = []
+    written = [value for region in candidate.regions for value in region.outputs]
+    if sorted(written) != sorted(candidate.outputs):
+        found.append(f"{candidate.id} does not write every output in one loop")
+    if candidate.shape != candidate.regions[0].shape:
+        found.append(f"{candidate.id} has another shape than its first loop")
+    for region in candidate.regions:
+        for value in region.outputs:
+            spec, first = values[value], values[region.outputs[0]]
+            moving = [s for n, s in zip(spec.shape, spec.strides, strict=True) if n != 1]
+            own = [s for n, s in zip(first.shape, first.strides, strict=True) if n != 1]
+            if spec.shape != region.shape or moving != own:
+                found.append(f"output {value} is not laid out as its loop is")
+    for operand in candidate.inputs:
+        read = _elements_read(graph, candidate, operand.value)
+        for region in candidate.regions:
+            claimed = _elements_claimed(values[operand.value].shape, region, operand.value)
+            needed = read[region.outputs[0]]
+            for value in region.outputs[1:]:
+                needed = _UNION(needed, read[value])
+            if isinstance(claimed, str):
+                found.append(claimed)
+            elif (np.asarray(needed, dtype=object).reshape(region.shape) != claimed).any():
+                found.append(f"{operand.value} is not read where its map says, {region.outputs}")
+    return found
+
+
+def _sets(shape: tuple[int, ...]) -> np.ndarray:
+    """An array whose elements are frozensets of their own number."""
+    array = np.empty(int(np.prod(shape)), dtype=object)
+    for number in range(array.size):
+        array[number] = frozenset([number])
+    return array.reshape(shape)
+
+
+_UNION = np.frompyfunc(frozenset.union, 2, 1)
+
+
+def _elements_read(
+    graph: OpGraph, candidate: FusionCandidate, operand: str
+) -> dict[str, np.ndarray]:
+    """For each value, which elements of an operand every one of its elements depends on."""
+    values = {v.id: v for v in graph.values}
+    views = {*candidate.views, *candidate.shared}
+    seen = {operand: _sets(values[operand].shape)}
+    nothing = np.empty((), dtype=object)
+    nothing[()] = frozenset()
+    for node in (n for n in graph.nodes if n.id in candidate.computed):
+        for output in node.outputs:
+            shape = values[output].shape
+            sources = [seen.get(v, np.broadcast_to(nothing, values[v].shape)) for v in node.inputs]
+            if node.id in views:
+                viewed = _numpy_view(node, sources[0], shape)
+                if not isinstance(viewed, np.ndarray):  # numpy takes one element out of its array
+                    single = np.empty((), dtype=object)
+                    single[()] = viewed
+                    viewed = single
+                seen[output] = viewed
+                continue
+            total = np.broadcast_to(nothing, shape)
+            for source in sources:
+                total = _UNION(total, np.broadcast_to(source, shape))
+            seen[output] = np.asarray(total, dtype=object).reshape(shape)
+    return seen
+
+
+def _elements_claimed(shape: tuple[int, ...], region: Region, operand: str) -> np.ndarray | str:
+    nothing = np.empty((), dtype=object)
+    nothing[()] = frozenset()
+    total = np.broadcast_to(nothing, region.shape)
+    for access in region.accesses:
+        if access.value != operand:
+            continue
+        array = _sets(shape)
+        for kind, at, numbers in access.steps:
+            before = (slice(None),) * at
+            if kind == "slice":
+                array = array[(*before, slice(*numbers))]
+            elif kind == "select":
+                array = array[(*before, numbers[0])]
+            elif kind == "single":
+                array = array.squeeze(at)
+            elif kind == "unsqueeze":
+                array = np.expand_dims(array, at)
+            elif kind == "permute":
+                array = array.transpose(numbers)
+            else:
+                array = array.reshape((*array.shape[:at], -1, *numbers, *array.shape[at + 1 :]))
+        lead = len(region.shape) - array.ndim
+        own = [None if d < lead or array.shape[d - lead] != n else d - lead
+               for d, n in enumerate(region.shape)]  # fmt: skip
+        if list(access.dims) != own:
+            return f"{operand} is broadcast otherwise than its access says"
+        total = _UNION(total, np.broadcast_to(array, region.shape))
+    return np.asarray(total, dtype=object).reshape(region.shape)
 
 
 def _numpy_view(node: OpNode, array: np.ndarray, target: tuple[int, ...]) -> np.ndarray:
@@ -171,6 +259,13 @@ def _numpy_view(node: OpNode, array: np.ndarray, target: tuple[int, ...]) -> np.
         return array.swapaxes(node.args[1], node.args[2])
     if node.op == "aten.t.default":
         return array.T
+    if node.op == "aten.select.int":
+        return array.take(node.args[2], axis=node.args[1])
+    if node.op == "aten.slice.Tensor":
+        dim, start, end, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
+        return array[(*(slice(None),) * (dim % array.ndim), slice(start, end, step))]
+    if node.op == "aten.expand.default":
+        return np.broadcast_to(array, target)
     return array.reshape(target)
 
 
@@ -212,7 +307,9 @@ def _memory_problems(
     symbols: dict[object, int] = {}  # equal contents get equal numbers, in both runs
     eager_read, eager_end = _run(graph, [[n] for n in graph.nodes], set(), symbols)
     steps = [
-        [nodes[n] for n in candidates[step].nodes] if isinstance(step, int) else [nodes[step]]
+        sorted((nodes[n] for n in candidates[step].computed), key=lambda n: n.index)
+        if isinstance(step, int)
+        else [nodes[step]]
         for step in order
     ]
     members = {n for candidate in candidates for n in candidate.nodes}
@@ -254,9 +351,14 @@ def _run(
 
     for step in steps:
         registers: dict[str, object] = {}
-        group = step[0].id in fused
+        aside: set[str] = set()
+        group = any(node.id in fused for node in step)
         for node in step:
             seen = tuple(load(v, registers if group else {}) for v in node.inputs)
+            if group and node.id not in fused:  # a shared view, which stays where it is as well
+                registers.update((value, seen[0]) for value in node.outputs)
+                aside.update(node.outputs)
+                continue
             read[node.id] = seen
             meaning = (node.op.replace("_.", "."), str(node.args[1:]), seen)
             for number, value in enumerate(node.outputs):
@@ -280,6 +382,8 @@ def _run(
                     memory[place[value]] = result
         if group:
             for value, result in registers.items():
+                if value in aside:
+                    continue
                 place[value] = ("fused", value)
                 memory[place[value]] = result
     # What a name shows at the end is the content of the storage it lives in by then.

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from random import Random
+
+import numpy as np
 import pytest
 from graph_builder import GraphBuilder
 
@@ -7,6 +10,11 @@ from fusion_advisor.analysis import find_candidates, textbook, traffic
 from fusion_advisor.analysis.chains import index_graph
 from fusion_advisor.analysis.summary import is_fused_kernel, ratios
 from fusion_advisor.analysis.traffic import TrafficModel
+from fusion_advisor.analysis.work import fused_flops
+from fusion_advisor.ops import lookup
+from fusion_advisor.ops.elements import MOST_SETS, distinct_elements
+from fusion_advisor.records import Access
+from fusion_advisor.view_steps import follow
 
 
 def test_textbook_figures() -> None:
@@ -82,3 +90,60 @@ def test_ratios_count_ops_that_touch_memory() -> None:
     assert (plan.fused_ops, plan.ops) == (3, 3)
     assert is_fused_kernel("triton.fused_add.default")
     assert not is_fused_kernel("aten.mul.Tensor")
+
+
+def test_a_loop_reads_the_elements_it_needs_and_shared_ones_count_once() -> None:
+    b = GraphBuilder()
+    x = b.input((6, 8))
+    made = b.op("aten.exp.default", x)  # 192 + 192
+    first = b.view("aten.slice.Tensor", made, (3, 8), 0, 0, 3)
+    out = b.op("aten.neg.default", first)  # 96 + 96
+    (candidate,) = find_candidates(b.build(out))
+    model = TrafficModel(index_graph(b.build(out)))
+    assert model.candidate(candidate) == (384 + 192, 96 + 96)
+    whole = b.build(out, made)
+    (candidate,) = find_candidates(whole)
+    model = TrafficModel(index_graph(whole))
+    assert model.candidate(candidate) == (384 + 192, 192 + 192 + 96)
+    assert fused_flops(index_graph(whole), candidate) == sum(
+        lookup(op).flops * count
+        for op, count in (("aten.exp.default", 48 + 24), ("aten.neg.default", 24))
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_distinct_elements_are_those_that_counting_finds(seed: int) -> None:
+    random = Random(seed)
+    shape = (random.choice((4, 6)), random.choice((1, 5, 8)), 12)
+    strides = (96 if random.random() < 0.8 else 0, 12, 1)
+    elements = np.arange(1000)[:1000]
+    accesses, reached = [], set()
+    for _ in range(random.choice((1, 2, 3, 7))):
+        steps: list[tuple[str, int, tuple[int, ...]]] = []
+        for _ in range(random.randint(0, 4)):
+            rank = len(follow(steps, shape, strides).shape)
+            sizes = follow(steps, shape, strides).shape
+            at = random.randrange(rank) if rank else 0
+            kind = random.choice(("slice", "slice", "select", "permute", "split", "unsqueeze"))
+            if kind == "slice" and rank:
+                ends = (random.randint(-5, 5), random.randint(-3, 9), random.randint(1, 3))
+                steps.append((kind, at, ends))
+            elif kind == "select" and rank and sizes[at]:
+                steps.append((kind, at, (random.randrange(sizes[at]),)))
+            elif kind == "permute":
+                steps.append((kind, 0, tuple(random.sample(range(rank), rank))))
+            elif kind == "split" and rank and sizes[at] and sizes[at] % 2 == 0:
+                steps.append((kind, at, (2,)))
+            elif kind == "unsqueeze":
+                steps.append((kind, at, ()))
+        seen = follow(steps, shape, strides)
+        places = np.lib.stride_tricks.as_strided(
+            elements[seen.offset :], seen.shape, [8 * step for step in seen.strides]
+        )
+        reached |= set(places.ravel().tolist())
+        accesses.append(Access(value="v0", views=(), steps=tuple(steps), dims=()))
+    found = distinct_elements(shape, strides, accesses)
+    if len(accesses) <= MOST_SETS:
+        assert found == len(reached), accesses
+    else:
+        assert found >= len(reached)

@@ -65,13 +65,15 @@ def test_a_launch_walks_the_groups() -> None:
     one = kernels.scaled_add()
     x = torch.arange(6.0).reshape(2, 3)
     wide = torch.arange(20.0).reshape(2, 10)
-    spec = arrays.launch_spec(one.kernel.program, one.candidate, (x, wide[:, 4:7]), ())
+    seen = arrays.seen_regions(one.graph, one.candidate, (x, wide[:, 4:7]))
+    spec = arrays.launch_spec(one.kernel.program, seen, ())
     assert spec.sizes == (2, 3)
     y = spec.operands[1]
     assert (y.sizes, y.strides, y.strided) == ((2, 3), (10, 1), True)
     assert y.data.tolist() == list(np.arange(4.0, 17.0))
+    swapped = arrays.seen_regions(one.graph, one.candidate, (wide[:, 4:7], x))
     with pytest.raises(ValidationError, match="not dense"):
-        arrays.launch_spec(one.kernel.program, one.candidate, (wide[:, 4:7], x), ())
+        arrays.launch_spec(one.kernel.program, swapped, ())
 
 
 def test_outputs_come_back_in_iteration_order() -> None:
@@ -79,7 +81,7 @@ def test_outputs_come_back_in_iteration_order() -> None:
 
     program = replace(kernels.scaled_add().kernel.program, groups=((1,), (0,)))
     data = np.arange(6, dtype=np.float32)
-    result = arrays.output_tensor(program, "float32", (2, 3), data)
+    result = arrays.output_tensor(program.spaces[0], "float32", (2, 3), data)
     assert result.tolist() == [[0, 2, 4], [1, 3, 5]]
     assert result.stride() == (1, 2)
 
