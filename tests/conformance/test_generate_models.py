@@ -81,7 +81,7 @@ def test_every_candidate(name, backward, monkeypatch):
     values = replay.materialize(graph, recording.store, wanted)
     for candidate in candidates:
         program, function = _function(graph, candidate)
-        arguments = tuple(values[str(p.value)] for p in program.inputs)
+        arguments = tuple(values[one.value] for one in program.given)
         names = [operand.value for operand in candidate.inputs]
         reference = replay.subgraph(graph, candidate.computed, names, candidate.outputs)
         with torch.no_grad():

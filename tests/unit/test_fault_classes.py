@@ -60,7 +60,7 @@ def through(function: Callable[..., Any], *inputs: Any, grad: bool = False) -> O
             refusals.append(str(error))
             continue
         fused = load_function(kernel.text, kernel.entry, kernel.hash)
-        values = tuple(str(p.value) for p in kernel.program.inputs if p.kind == "tensor")
+        values = tuple(one.value for one in kernel.program.given)
         kernels.append(fused)
         names.append(tuple(short[node] for node in candidate.nodes))
         substitutions.append(
