@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from report_fixture import empty_report, rich_report
 
 from fusion_advisor.cli import main
@@ -142,6 +144,26 @@ def test_times_within_tolerance_or_spread_never_fail(figures):
     assert time_outcome(figures, slower(figures, 8_201), time=0.2) == "ok"
     assert time_outcome(figures, slower(figures, -7_000)) == "ok"  # noise is no gain either
     assert time_outcome(figures, slower(figures, -20_000)) == "better"
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    wall=st.floats(1.0, 1e7),
+    spreads=st.tuples(st.floats(0.001, 1e6), st.floats(0.001, 1e6)),
+    tolerance=st.floats(0.0, 2.0),
+    factor=st.floats(0.0, 10.0),
+    part=st.floats(-3.0, 3.0),
+)
+def test_a_time_fails_beyond_the_larger_of_the_two_and_never_inside(
+    wall, spreads, tolerance, factor, part
+):
+    before = dataclasses.replace(figures_of(rich_report()), wall_us=wall, wall_spread_us=spreads[0])
+    allowed = max(tolerance * wall, factor * max(spreads))
+    after = slower(before, part * allowed, wall_spread_us=spreads[1])
+    assume(after.wall_us > 0 and abs(part - 1) > 1e-6)
+    found = time_outcome(before, after, time=tolerance, time_spreads=factor)
+    assume(allowed > 1e-3)
+    assert (found == "regressed") is (part > 1)
 
 
 @pytest.mark.parametrize(

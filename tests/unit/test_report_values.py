@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import re
 import stat
@@ -13,7 +14,7 @@ from report_fixture import KERNEL_TEXT, rich_report
 from fusion_advisor.errors import ReportError
 from fusion_advisor.quantities import bytes_text, percent_text, plural, time_text, times_text
 from fusion_advisor.report import export_report, read_text, write_atomic
-from fusion_advisor.report.files import check_export, format_of
+from fusion_advisor.report.files import FORMATS, check_export, format_of
 from fusion_advisor.report.highlight import highlight
 from fusion_advisor.report.values import dedented, one_line, op_text, printable
 
@@ -167,6 +168,17 @@ def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
         write_atomic(target, "new")
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["r.txt"]
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_report_that_cannot_be_rendered_leaves_the_old_file(tmp_path, name):
+    target = tmp_path / f"r{FORMATS[name].suffixes[0]}"
+    target.write_text("old")
+    broken = dataclasses.replace(rich_report(), findings=(None,))
+    with pytest.raises((ReportError, AttributeError)):
+        export_report(broken, target)
+    assert target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
 
 
 def test_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
