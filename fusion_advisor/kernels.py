@@ -181,7 +181,7 @@ def validate_elsewhere(
 
 def validate_here(request: _Request) -> ValidationResult:
     """The other process's side of ``validate_elsewhere``."""
-    workers.warm_up()  # the process that runs the kernels is ready by the time of its rung
+    workers.fork_template()  # for the rungs that run the kernels on guarded memory
     with parcel.unpacked(request.tensors) as store:
         return validate_kernel(
             request.capture,

@@ -16,8 +16,10 @@ import select
 import shutil
 import signal
 import struct
+import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from dataclasses import dataclass
@@ -64,6 +66,55 @@ class Job:
 def command(folder: str) -> list[str]:
     """The command line of a template; -P: no module of the current folder shadows ours."""
     return [sys.executable, "-P", "-c", _BOOT, folder, *map(str, sys.path)]
+
+
+def in_worker() -> bool:
+    """Whether this process runs a job."""
+    return _channel is not None
+
+
+class ForkedTemplate:
+    """A template of a job's own, forked from it before it has run anything.
+
+    It has the libraries that the job's process has, without importing them again.  For its owner
+    it is what ``subprocess.Popen`` of ``command`` is: it leaves when the owner's pipe is closed.
+    """
+
+    def __init__(self, folder: str, errors: int) -> None:
+        read_in, write_in = os.pipe()
+        read_out, write_out = os.pipe()
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            for descriptor, number in ((read_in, 0), (write_out, 1), (errors, 2)):
+                os.dup2(descriptor, number)
+            assert _channel is not None  # a job has one
+            for descriptor in (read_in, write_in, read_out, write_out, _channel):
+                os.close(descriptor)
+            main(folder)
+        os.close(read_in)
+        os.close(write_out)
+        self.stdin = open(write_in, "wb", buffering=0)  # noqa: SIM115 - closed by the owner
+        self.stdout = open(read_out, "rb", buffering=0)  # noqa: SIM115
+
+    def poll(self) -> int | None:
+        """The exit code, once there is one."""
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """The exit code; ``subprocess.TimeoutExpired`` where there is none in time."""
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a worker template", timeout)
+            time.sleep(0.005)
+        assert self.returncode is not None  # poll has set it
+        return self.returncode
 
 
 # Messages

@@ -104,9 +104,12 @@ def run_isolated(
 
 
 class _Template:
-    """The warm process and the folder it shares with us.  Not thread-safe: one job at a time."""
+    """The warm process and the folder it shares with us.  Not thread-safe: one job at a time.
 
-    def __init__(self) -> None:
+    ``forked`` makes it from this process as it is, which must be a job that has run nothing yet.
+    """
+
+    def __init__(self, *, forked: bool = False) -> None:
         self.key = _import_time_environment()
         try:
             self.folder = Path(tempfile.mkdtemp(prefix="fusion-advisor-"))
@@ -117,11 +120,18 @@ class _Template:
             ) from None
         self.reusable = True
         self._jobs = 0
+        self.process = self._forked() if forked else self._started()
+        assert self.process.stdout is not None  # asked for above
+        self._reader = worker_template.FrameReader(self.process.stdout.fileno())
+        self._selector = selectors.PollSelector()
+        self._selector.register(self.process.stdout, selectors.EVENT_READ)
+
+    def _started(self) -> subprocess.Popen[bytes] | worker_template.ForkedTemplate:
         if not sys.executable:
             self._remove_files()
             raise WorkerCrash("This Python has no executable of its own to start workers with.")
         try:
-            self.process = subprocess.Popen(
+            return subprocess.Popen(
                 worker_template.command(str(self.folder)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -134,10 +144,9 @@ class _Template:
             raise WorkerCrash(
                 f"Cannot start a Python process ({sys.executable}): {error}"
             ) from None
-        assert self.process.stdout is not None  # asked for above
-        self._reader = worker_template.FrameReader(self.process.stdout.fileno())
-        self._selector = selectors.PollSelector()
-        self._selector.register(self.process.stdout, selectors.EVENT_READ)
+
+    def _forked(self) -> worker_template.ForkedTemplate:
+        return worker_template.ForkedTemplate(str(self.folder), self.stderr.fileno())
 
     def run(
         self,
@@ -406,6 +415,18 @@ def warm_up() -> None:
                 _idle.warm_up()
 
 
+def fork_template() -> None:
+    """In a job that will start jobs itself, and has run nothing yet: make its template ready.
+
+    Forked from the job, it has imported what the job has.  Does nothing elsewhere, where the first
+    job starts a template.
+    """
+    global _idle
+    if worker_template.in_worker() and worker_template.CAN_FORK and _idle is None:
+        _idle = _Template(forked=True)
+        _live.add(_idle)
+
+
 def shutdown() -> None:
     """End every worker process of this process.  The next call starts a new one."""
     global _idle
@@ -432,6 +453,7 @@ __all__ = [
     "WorkerCancelled",
     "WorkerCrash",
     "WorkerTimeout",
+    "fork_template",
     "report_progress",
     "run_isolated",
     "shutdown",

@@ -59,7 +59,9 @@ class CellBook:
             cell = self._cell(raw, number, getattr(info, "cell_id", None))
             self._running.append(cell)
             self.add(cell, first_line=1 + blank_lines_above(raw))
-            self._added[cell.name] = self._hints.pop(cell.cell_id or "", 0)
+            hint = self._hints.pop(cell.cell_id or "", 0)
+            # A word about a run that never came says nothing about this one.
+            self._added[cell.name] = hint if raw.startswith("%%fuse_profile") else 0
             if self.on_run is not None:
                 self.on_run(cell)
 

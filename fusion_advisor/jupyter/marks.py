@@ -36,7 +36,7 @@ def text_hash(text: str) -> str:
 
 def utf16_length(text: str) -> int:
     """How long a text is for a browser: characters beyond the first 65,536 count twice."""
-    return len(text) + sum(character > "\uffff" for character in text)
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def without_magic(raw: str) -> str:
@@ -67,41 +67,43 @@ def notebook_span(finding: Finding, nodes: dict[str, OpNode]) -> SourceSpan | No
     return None
 
 
-def cell_text(span: SourceSpan) -> str:
-    """The raw text of the cell a span lies in, as it ran; empty where it is not known."""
-    cell = find_cell(span.file)
-    return "" if cell is None else "".join(cell.lines)
+class CellText:
+    """The text of a cell as it ran, looked at once for all findings in it.
+
+    ``digest`` is the hash of what stays the same when the cell is profiled or just run.  The
+    first ``added_lines`` lines were put above the person's text to profile it.
+    """
+
+    def __init__(self, file: str, *, added_lines: int) -> None:
+        cell = find_cell(file)
+        self.cell_id = None if cell is None else cell.cell_id
+        self.raw = "" if cell is None else "".join(cell.lines)
+        self.digest = text_hash(without_magic(self.raw))
+        self._visible = without_lines(self.raw, added_lines)
+        self._visible_hash = text_hash(self._visible)
+        self._offsets = Offsets(self.raw)
+
+    def mark(self, span: SourceSpan) -> Mark | None:
+        """The mark of a place; ``None`` where it does not fit, or no message can hold its text."""
+        above = len(self.raw) - len(self._visible)
+        try:
+            start = self._offsets.at(span.line, span.column) - above
+            end = self._offsets.at(span.end_line, span.end_column) - above
+        except FixError:
+            return None
+        text = self._visible[start:end] if 0 <= start < end else ""
+        if not text or not _sendable(text):
+            return None
+        before = utf16_length(self._visible[:start])
+        return Mark(
+            cell_id=span.cell_id or self.cell_id,
+            start=before,
+            end=before + utf16_length(text),
+            text=text,
+            source_hash=self._visible_hash,
+        )
 
 
 def _sendable(text: str) -> bool:
     """Half of a surrogate pair is no text that a message can hold."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def mark_of(span: SourceSpan | None, *, added_lines: int) -> Mark | None:
-    """The mark of a place in a cell; ``None`` where the text is not known or does not fit.
-
-    The first ``added_lines`` lines were put above the person's text to profile it.
-    """
-    if span is None:
-        return None
-    raw = cell_text(span)
-    visible = without_lines(raw, added_lines)
-    offsets = Offsets(raw)
-    try:
-        start = offsets.at(span.line, span.column) - (len(raw) - len(visible))
-        end = offsets.at(span.end_line, span.end_column) - (len(raw) - len(visible))
-    except FixError:
-        return None
-    if not 0 <= start < end or not _sendable(visible[:end]):
-        return None
-    cell = find_cell(span.file)
-    before = utf16_length(visible[:start])
-    text = visible[start:end]
-    return Mark(
-        cell_id=span.cell_id or (cell.cell_id if cell is not None else None),
-        start=before,
-        end=before + utf16_length(text),
-        text=text,
-        source_hash=text_hash(visible),
-    )
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)

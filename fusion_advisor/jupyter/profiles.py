@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fusion_advisor.errors import UsageError
 from fusion_advisor.jupyter.cells import Cell, CellBook
-from fusion_advisor.jupyter.marks import (
-    Mark,
-    cell_text,
-    mark_of,
-    notebook_span,
-    text_hash,
-    without_magic,
-)
+from fusion_advisor.jupyter.marks import CellText, Mark, notebook_span, text_hash, without_magic
 from fusion_advisor.records import AppliedFix, Finding, SourceSpan
 
 if TYPE_CHECKING:
@@ -90,8 +83,9 @@ class Profiles:
             self._count += 1
             profile = Profile(number=self._count, advice=advice, cell=cell)
             nodes = {node.id: node for node in advice.report.capture.graph.nodes}
+            texts: dict[str, CellText] = {}
             for finding in advice.report.findings:
-                profile.places[finding.id] = self._place(notebook_span(finding, nodes))
+                profile.places[finding.id] = self._place(notebook_span(finding, nodes), texts)
             for earlier in self._all:
                 if _same_cell(earlier.cell, cell):
                     earlier.replaced = True
@@ -99,11 +93,14 @@ class Profiles:
             older = [one for one in self._all[:cut] if _in_place(one)]
             self._all = (*older, *self._all[cut:], profile)
 
-    def _place(self, span: SourceSpan | None) -> Place:
+    def _place(self, span: SourceSpan | None, texts: dict[str, CellText]) -> Place:
         if span is None:
             return NOWHERE
-        mark = mark_of(span, added_lines=self._book.added_lines(span.file))
-        return Place(span=span, mark=mark, text=text_hash(without_magic(cell_text(span))))
+        if span.file not in texts:
+            added = self._book.added_lines(span.file)
+            texts[span.file] = CellText(span.file, added_lines=added)
+        text = texts[span.file]
+        return Place(span=span, mark=text.mark(span), text=text.digest)
 
     def find(self, finding_id: str) -> tuple[Profile, Finding]:
         """A finding and its profile; ``UsageError`` names those there are."""

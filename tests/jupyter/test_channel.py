@@ -158,6 +158,18 @@ def test_nonsense_is_answered_and_breaks_nothing(kernel, front_end, finding):
         assert "\n" not in answer["message"]
 
 
+def test_an_interrupt_of_a_handler_is_answered(kernel, front_end, finding):
+    kernel.run(
+        "def stopped(data):\n    raise KeyboardInterrupt\n"
+        "_now = get_ipython().magics_manager.registry['FuseMagics'].channel._requests.now\n"
+        "_explain = _now['explain']; _now['explain'] = stopped"
+    )
+    answer = front_end.get("explain", rule="FUS001")
+    assert answer["type"] == "cancelled" and "interrupt" in answer["message"]
+    kernel.run("_now['explain'] = _explain")
+    assert front_end.get("explain", rule="FUS001")["type"] == "rule"
+
+
 # -- findings --------------------------------------------------------------------------------------
 
 
@@ -223,6 +235,19 @@ def test_marks_with_magics_of_the_persons_own(kernel, front_end, above, added):
     assert with_edits(visible, answer["edits"]) == answer["new_source"]
     assert answer["new_source"].startswith("" if added else above)
     assert answer["new_source"].endswith("v = fused_mul_cos_add(x, s)\n")
+
+
+def test_word_of_a_profile_that_never_ran_moves_no_mark(kernel, front_end):
+    text = "n = torch.sin(x) * 2 + 7"
+    front_end.send({"type": "profiling", "cell_id": "never", "added_lines": 1})
+    kernel.run("m = 1", "never")
+    kernel.run(f"%%fuse_profile\n{text}", "never")  # typed by the person: the line is their own
+    data = front_end.findings(lambda d: any(p["cell_id"] == "never" for p in d["profiles"]))
+    number = next(p["advice"] for p in data["profiles"] if p["cell_id"] == "never")
+    mark = next(f["mark"] for f in data["findings"] if f["advice"] == number)
+    visible = f"%%fuse_profile\n{text}"
+    assert utf16_slice(visible, mark["start"], mark["end"]) == "torch.sin(x) * 2 + 7"
+    assert mark["source_hash"] == digest(visible)
 
 
 def test_profiling_a_cell_again_replaces_its_findings(kernel, front_end):

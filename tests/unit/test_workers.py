@@ -16,7 +16,7 @@ import worker_jobs
 
 from fusion_advisor import workers
 from fusion_advisor.errors import CodegenError, FusionAdvisorError
-from fusion_advisor.workers import WorkerCrash, WorkerTimeout, run_isolated
+from fusion_advisor.workers import WorkerCancelled, WorkerCrash, WorkerTimeout, run_isolated
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="asserts the forking worker, which only Linux has"
@@ -168,6 +168,50 @@ def test_an_error_from_the_progress_callable_ends_the_job() -> None:
     with pytest.raises(ValueError, match="enough"):
         call("count", 3, on_progress=refuse)
     assert workers._live == set()
+
+
+def test_a_job_is_stopped_between_its_words(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    with pytest.raises(WorkerCancelled, match="stopped on request"):
+        call("sleep_with_child", str(marker), stop=marker.exists)
+    assert all(gone(int(pid)) for pid in marker.read_text().split())
+    assert call("describe", 3, stop=lambda: False)[2] == 3
+
+
+def test_a_job_may_start_jobs_from_a_template_forked_from_it() -> None:
+    template, job, folder, first, crash, second, kept = call(
+        "start_jobs", ["describe", "segfault", "describe"]
+    )
+    assert len({template, job, first[0], second[0], os.getpid()}) == 5
+    assert first[1] == second[1] == 1  # each is fresh in state
+    assert "SIGSEGV" in crash
+    assert kept is True
+    assert gone(template)
+    for _ in range(100):
+        if not Path(folder).exists():
+            break
+        time.sleep(0.05)
+    assert not Path(folder).exists()
+
+
+def test_stopping_a_job_ends_the_jobs_that_it_started(tmp_path: Path) -> None:
+    marker, child = tmp_path / "marker", tmp_path / "marker.child"
+    with pytest.raises(WorkerCancelled):
+        call("start_a_sleeping_job", str(marker), stop=child.exists)
+    template, folder = marker.read_text().split("\n")
+    assert gone(int(template))
+    assert all(gone(int(pid)) for pid in child.read_text().split())
+    for _ in range(100):
+        if not Path(folder).exists():
+            break
+        time.sleep(0.05)
+    assert not Path(folder).exists()
+
+
+def test_outside_of_a_job_no_template_is_forked() -> None:
+    workers.shutdown()
+    workers.fork_template()
+    assert workers._idle is None
 
 
 def test_threads_get_workers_of_their_own() -> None:

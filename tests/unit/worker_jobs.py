@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fusion_advisor.errors import CodegenError
+from fusion_advisor import workers
+from fusion_advisor.errors import CodegenError, FusionAdvisorError
 from fusion_advisor.workers import report_progress
 
 STATE: list[int] = []
@@ -75,3 +76,26 @@ def surroundings(name: str) -> tuple[str, str | None, int]:
     import torch
 
     return os.getcwd(), os.environ.get(name), torch.get_num_threads()
+
+
+def start_jobs(names: list[str]) -> list[Any]:
+    """A job with a template of its own: what its jobs gave, and who that template is."""
+    workers.fork_template()
+    template = workers._idle
+    assert template is not None
+    found: list[Any] = [template.process.pid, os.getpid(), str(template.folder)]
+    for name in names:
+        try:
+            found.append(workers.run_isolated(f"worker_jobs:{name}", None, timeout_s=30))
+        except FusionAdvisorError as error:
+            found.append(str(error))
+    found.append(workers._idle is template)
+    return found
+
+
+def start_a_sleeping_job(marker: str) -> None:
+    """A job whose own job never ends; the marker file names the processes and the folder."""
+    workers.fork_template()
+    assert workers._idle is not None
+    Path(marker).write_text(f"{workers._idle.process.pid}\n{workers._idle.folder}")
+    workers.run_isolated("worker_jobs:sleep_with_child", f"{marker}.child", timeout_s=60)
