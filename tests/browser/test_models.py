@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from chromium import screenshot
-from scenarios import profile
+from scenarios import FUSED_CALLS, profile
 
 pytestmark = [pytest.mark.essential, pytest.mark.slow]
 Opener = Callable[..., Any]
@@ -28,11 +28,6 @@ with torch.no_grad():
 SAME = """with torch.no_grad():
     again = model(**inputs).logits
 print("largest difference", float((again - eager).abs().max()))"""
-# Nothing in the notebook tells a fused call from an eager one, so the kernel is asked.
-FUSED_CALLS = (
-    "sum(o.stats.fused for o in __import__('gc').get_objects() "
-    "if type(o).__name__ == 'FusedFunction')"
-)
 # Rounding differs in tanh alone, by a few units in the last place of each activation; sums of
 # 384 products of them stay well within this for logits of about one.
 TOLERANCE = 1e-5
