@@ -8,18 +8,16 @@ import { ignoreEdit } from './ignore';
 import { cellIndex, reveal } from './navigate';
 import type { IOpenNotebook, OpenNotebooks } from './open_notebooks';
 import { Action, IFinding, Message, readRungs, text } from './protocol';
-import { showReport } from './report_view';
 import { IRequestOptions, RequestEnded } from './requests';
-import type { Screen } from './screen';
+import type { IScreen } from './screen';
 import type { FindingsStore, SharedNotebook } from './store';
 
 export interface IActionsOptions {
-  app: JupyterFrontEnd;
+  app: Pick<JupyterFrontEnd, 'shell'>;
   store: FindingsStore;
-  notebooks: OpenNotebooks;
-  screen: Screen;
-  /** The main area can hold a report beside the notebook (JupyterLab, not Notebook 7). */
-  hasTabs: boolean;
+  notebooks: Pick<OpenNotebooks, 'get' | 'panel'>;
+  screen: IScreen;
+  showReport(title: string, html: string): void;
 }
 
 export class Actions {
@@ -114,7 +112,7 @@ export class Actions {
     const answer = await this._ask(open, { type: 'report' }, { label: 'Report' });
     if (answer) {
       const title = text(answer.title) || 'Fusion report';
-      showReport(this._options.app, this._options.hasTabs, title, text(answer.html));
+      this._options.showReport(title, text(answer.html));
     }
   }
 
@@ -154,16 +152,16 @@ export class Actions {
 
   private async _reapplyCell(open: IOpenNotebook, finding: IFinding): Promise<void> {
     const title = `Insert re-apply cell: ${label(finding)}`;
+    if (this._options.notebooks.panel(open.notebook)?.content.model?.readOnly) {
+      this._options.screen.refuse(title, 'The notebook is read-only; no cell was inserted.');
+      return;
+    }
     const request = { type: 'reapply_cell', finding: finding.id };
     const options = { label: title, finding: finding.id, cancellable: true };
     const answer = await this._ask(open, request, options, true);
     const panel = this._options.notebooks.panel(open.notebook);
     const model = panel?.content.model;
     if (!answer || !panel || !model) {
-      return;
-    }
-    if (model.readOnly) {
-      this._options.screen.refuse(title, 'The notebook is read-only; no cell was inserted.');
       return;
     }
     const at = finding.mark ? cellIndex(panel, finding.mark.cell_id) : -1;

@@ -16,6 +16,7 @@ import { addCommands, CommandIDs } from './commands';
 import { fusionMarks } from './diagnostics';
 import { OpenNotebooks } from './open_notebooks';
 import { FindingsPanel } from './panel';
+import { showReport } from './report_view';
 import { IJobSource, Screen } from './screen';
 import { Settings } from './settings';
 import type { IJob } from './state';
@@ -54,7 +55,13 @@ function activate(
   const settings = new Settings();
   const notebooks = new OpenNotebooks(tracker, store, () => settings.values);
   const screen: Screen = new Screen(jobSource(store, notebooks), rendermime, () => panel.isVisible);
-  const actions = new Actions({ app, store, notebooks, screen, hasTabs: labShell !== null });
+  const actions = new Actions({
+    app,
+    store,
+    notebooks,
+    screen,
+    showReport: (title, html) => showReport(app, labShell !== null, title, html)
+  });
   addCommands({ app, store, notebooks, actions, settings, screen, palette });
 
   const panel: FindingsPanel = new FindingsPanel(store, notebooks, {

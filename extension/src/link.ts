@@ -69,6 +69,12 @@ export class KernelLink implements IDisposable {
     return this._state;
   }
 
+  /** Why the link is not ready, and what to do. */
+  get explanation(): string {
+    const state = this._options.store.get(this._options.notebook);
+    return state?.linkMessage || 'The kernel is not connected.';
+  }
+
   get stateChanged(): ISignal<this, LinkState> {
     return this._stateChanged;
   }
@@ -93,7 +99,7 @@ export class KernelLink implements IDisposable {
   /** Send a request. Its answer is refused with `RequestEnded` when it comes to nothing. */
   request(data: Message, options: IRequestOptions): IRequest {
     if (this._state !== 'ready') {
-      const answer = Promise.reject(new RequestEnded('kernel gone', this._whyNotReady()));
+      const answer = Promise.reject(new RequestEnded('kernel gone', this.explanation));
       answer.catch(() => undefined);
       return { req: '', answer };
     }
@@ -347,14 +353,9 @@ export class KernelLink implements IDisposable {
 
   private _send(data: Record<string, unknown>): void {
     if (!this._comm || this._comm.isDisposed) {
-      throw new Error(this._whyNotReady());
+      throw new Error(this.explanation);
     }
     this._comm.send(data as JSONObject);
-  }
-
-  private _whyNotReady(): string {
-    const state = this._options.store.get(this._options.notebook);
-    return state?.linkMessage || 'The kernel is not connected.';
   }
 
   private _setState(link: LinkState, message: string): void {

@@ -17,7 +17,7 @@ export function cellIndex(panel: NotebookPanel, cellId: string): number {
 
 /** Bring a cell into view, and select the span in it. */
 export async function reveal(
-  app: JupyterFrontEnd,
+  app: Pick<JupyterFrontEnd, 'shell'>,
   panel: NotebookPanel,
   cellId: string,
   span: ISpan | null

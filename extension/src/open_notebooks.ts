@@ -18,6 +18,7 @@ export interface IOpenNotebook {
   panels: Set<NotebookPanel>;
   link: KernelLink;
   fused: FusedCells;
+  dispose(): void;
 }
 
 export class OpenNotebooks {
@@ -82,7 +83,7 @@ export class OpenNotebooks {
       open.panels.delete(panel);
       if (open.panels.size === 0) {
         this._open.delete(notebook);
-        open.link.dispose();
+        open.dispose();
         this._store.close(notebook);
       }
     });
@@ -99,13 +100,14 @@ export class OpenNotebooks {
     });
     const fused = new FusedCells(notebook, this._store, link);
     let lastFindings = this._store.get(notebook)?.findings;
-    this._store.changed.connect((_, changed) => {
+    const onStore = (_: FindingsStore, changed: SharedNotebook): void => {
       const findings = this._store.get(notebook)?.findings;
       if (changed === notebook && findings && findings !== lastFindings) {
         lastFindings = findings;
         fused.keepOnly({ findings: [...findings] });
       }
-    });
+    };
+    this._store.changed.connect(onStore);
     let timer = 0;
     context.model.contentChanged.connect(() => {
       fused.textChanged();
@@ -118,7 +120,12 @@ export class OpenNotebooks {
     context.pathChanged.connect((_, path) =>
       this._store.dispatch(notebook, { kind: 'title', title: basename(path) })
     );
-    const open = { notebook, panels: new Set<NotebookPanel>(), link, fused };
+    const dispose = (): void => {
+      window.clearTimeout(timer);
+      this._store.changed.disconnect(onStore);
+      link.dispose();
+    };
+    const open = { notebook, panels: new Set<NotebookPanel>(), link, fused, dispose };
     this._open.set(notebook, open);
     return open;
   }

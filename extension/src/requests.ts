@@ -127,6 +127,7 @@ export class Requests {
       case 'started':
         this._watchSilence(pending);
         this._show(pending, {
+          message: '',
           phase: message.where === 'between-cells' && this._carrier.isBusy() ? 'queued' : 'running'
         });
         return true;

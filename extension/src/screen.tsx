@@ -80,7 +80,15 @@ async function show(
 
 const closeButton = (): Dialog.IButton[] => [Dialog.cancelButton({ label: 'Close' })];
 
-export class Screen implements IFuseScreen {
+/** What the actions need of the screen. */
+export interface IScreen extends IFuseScreen {
+  details(title: string, details: IDetails): void;
+  markdown(title: string, markdown: string): Promise<void>;
+  /** A path, or null when the person would rather not. */
+  askPath(title: string, label: string, proposed: string): Promise<string | null>;
+}
+
+export class Screen implements IScreen {
   constructor(
     private readonly _jobs: IJobSource,
     private readonly _rendermime: IRenderMimeRegistry | null,
