@@ -86,7 +86,7 @@ def ended(panel: Panel, finding: str, timeout_s: float = 120.0) -> Any:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         work = panel._desk.work_on(finding)
-        if work is not None and work.job is not None and work.job.wait(0.02) is not None:
+        if work is not None and work.job is not None and work.job._ended.wait(0.02):
             return work  # and everybody was told
         time.sleep(0.02)
     raise AssertionError(f"{finding} is still being worked on: {panel.actions.said.value}")

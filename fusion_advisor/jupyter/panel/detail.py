@@ -177,7 +177,7 @@ def standing_html(work: Work | None, view: FindingView) -> str:
         if applied is not None
         else ""
     )
-    return _work(work) + told
+    return f'{_work(work)}<div role="status">{told}</div>'
 
 
 def _work(work: Work | None) -> str:

@@ -85,7 +85,7 @@ def _op_cells(position: int, row: Any) -> tuple[str, ...]:
     return (
         f"{position:,}",
         f"{short(op_text(str(row.op)[:MAX_TEXT]))}<br>"
-        f'<span class="fadv-soft">{short(row.kind)}{phase}</span>',
+        f'<span class="fadv-soft fadv-nowrap">{short(row.kind)}{phase}</span>',
         f'<span class="fadv-nowrap">{short(row.bound)}</span>',
         _time(row.host_us),
         _time(row.device_us),
