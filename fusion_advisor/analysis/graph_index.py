@@ -158,6 +158,9 @@ class _Wires:
         makers, users, forms = self.makers, self.users, self.forms
         calls: dict[tuple[object, ...], int] = {}
         made_late = False
+        add_reads, add_makes, add_sources = (
+            self.reads.append, self.makes.append, self.sources.append,
+        )  # fmt: skip
         for position, node in enumerate(self.nodes):
             read, made = tuple(map(number, node.inputs)), tuple(map(number, node.outputs))
             sources: list[int] = []
@@ -174,8 +177,9 @@ class _Wires:
                 if storage is not None:
                     needed += storage.writers[-1:]
                     storage.readers.append(position)
-            written = tuple(map(number, node.mutates))
-            if written:
+            written: Numbers = ()
+            if node.mutates:
+                written = tuple(map(number, node.mutates))
                 before = set(needed)
                 self._write(position, written, before)
                 self.dependencies.append(tuple(before))
@@ -185,9 +189,9 @@ class _Wires:
                 if makers[value] < 0:
                     makers[value] = position
                     made_late = made_late or bool(users[value])
-            self.reads.append(read)
-            self.makes.append(made)
-            self.sources.append(tuple(sources))
+            add_reads(read)
+            add_makes(made)
+            add_sources(tuple(sources))
             call = (
                 node.op,
                 node.kind,

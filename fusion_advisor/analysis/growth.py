@@ -182,7 +182,11 @@ class Growth:
     def _join(self, position: int) -> None:
         """A possible member: merge the groups of its producers where that is legal."""
         index = self.index
-        shape = index.values[index.nodes[position].outputs[0]].shape
+        shape = index.specs[index.makes[position][0]].shape
+        if not index.joinable[position]:
+            self._start(position, shape)
+            self._finish(position)
+            return
         space = shape
         accepted: list[Group] = []
         verdicts: dict[int, Refusal | None] = {}
@@ -195,9 +199,10 @@ class Growth:
             group.pending -= 1
             key = id(group)
             if key not in verdicts:
-                verdicts[key] = self._shape_refusal(
-                    position, producer, group, space
-                ) or self._path_refusal(position, group, accepted)
+                refusal = None
+                if not shape == space == group.shape:
+                    refusal = self._shape_refusal(position, producer, group, space)
+                verdicts[key] = refusal or self._path_refusal(position, group, accepted)
                 if verdicts[key] is None:
                     accepted.append(group)
                     space = larger_shape(space, group.shape)
@@ -212,6 +217,9 @@ class Growth:
             group.shape = space
         else:
             self._start(position, shape)
+        self._finish(position)
+
+    def _finish(self, position: int) -> None:
         self._release(position)
         if len(self._slots) - len(self._free) > self._clean_at:
             self._clean()
@@ -314,10 +322,8 @@ class Growth:
     ) -> Refusal | None:
         """Whether the op fits one iteration space with the group and with those it has joined."""
         index = self.index
-        result = index.values[index.nodes[position].outputs[0]]
-        value = index.values[index.nodes[producer].outputs[0]]
-        if result.shape == space == group.shape:
-            return None
+        result = index.specs[index.makes[position][0]]
+        value = index.specs[index.makes[producer][0]]
         if not (broadcasts_to(space, group.shape) or broadcasts_to(group.shape, space)):
             return "shape", f"iterates over {space}, its producer's group over {group.shape}"
         whole = larger_shape(space, group.shape)
