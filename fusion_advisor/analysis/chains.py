@@ -142,16 +142,15 @@ def explain(grouping: Grouping) -> tuple[tuple[Blocker, ...], Ends]:
     """
     index, owner = grouping.index, grouping.owner
     nodes, infos = index.nodes, index.infos
+    kinds = [node.kind for node in nodes]
+    names = [node.id for node in nodes]
     elementwise = [
-        info is not None or node.kind == "elementwise"
-        for info, node in zip(infos, nodes, strict=True)
+        info is not None or kind == "elementwise" for info, kind in zip(infos, kinds, strict=True)
     ]
     found: list[Blocker] = []
     ends: list[list[Blocker]] = [[] for _ in range(max(owner, default=-1) + 1)]
     # What only keeps a value for backward, or handles metadata, stands in nobody's way.
-    aside = [
-        node.kind == "metadata" and info is None for info, node in zip(infos, nodes, strict=True)
-    ]
+    aside = [kind == "metadata" and info is None for info, kind in zip(infos, kinds, strict=True)]
     for position in index.keeping:
         aside[position] = True
     for consumer, sources in enumerate(index.sources):
@@ -169,7 +168,7 @@ def explain(grouping: Grouping) -> tuple[tuple[Blocker, ...], Ends]:
             other = owner[producer]
             if number < 0 or other != number:
                 code, message = _pair_refusal(grouping, producer, consumer)
-                pair = (nodes[producer].id, nodes[consumer].id)
+                pair = (names[producer], names[consumer])
                 blocker = _blocker(code=code, nodes=pair, message=message)
                 found.append(blocker)
                 if other >= 0:
@@ -180,7 +179,7 @@ def explain(grouping: Grouping) -> tuple[tuple[Blocker, ...], Ends]:
         if own and not done and refusal is not None:
             # No kernel is made for this op: named even without a neighbour.
             code, message = refusal
-            found.append(_blocker(code=code, nodes=(nodes[consumer].id,), message=message))
+            found.append(_blocker(code=code, nodes=(names[consumer],), message=message))
     return tuple(found), ends
 
 
