@@ -17,8 +17,15 @@ from typing import Any, TypeVar
 
 from fusion_advisor import workers
 from fusion_advisor.advice import Advice
-from fusion_advisor.analysis import Analysis, AnalysisOptions, analyze, mark_ignored
+from fusion_advisor.analysis import (
+    Analysis,
+    AnalysisOptions,
+    TrafficModel,
+    analyze,
+    mark_ignored,
+)
 from fusion_advisor.analysis.findings import MIN_SAVING_US
+from fusion_advisor.analysis.graph_index import build_index
 from fusion_advisor.devices import find_device
 from fusion_advisor.errors import CaptureError, UsageError
 from fusion_advisor.kernels import source_text
@@ -31,9 +38,17 @@ from fusion_advisor.recorder import (
     replay,
     timing,
 )
-from fusion_advisor.records import Capture, Ceilings, OpGraph, ReplayProof, Report, Target
+from fusion_advisor.records import (
+    Capture,
+    Ceilings,
+    OpGraph,
+    OpTime,
+    ReplayProof,
+    Report,
+    Target,
+)
 from fusion_advisor.serialize import load_report
-from fusion_advisor.validation import measure_ceilings
+from fusion_advisor.validation import contradiction, measure_again, measure_ceilings
 from fusion_advisor.validation.whole_call import only_data
 
 Progress = Callable[[str, float], None]
@@ -264,7 +279,7 @@ def advise(
     options.say("timing a warmed replay", 0.4)
     measured = timing.measure(graph, store)
     options.say("measuring this device's ceilings", 0.7)
-    ceilings = measure_ceilings(device=device, refresh=options.refresh_ceilings)
+    ceilings, doubt = _ceilings(graph, measured.times, device, refresh=options.refresh_ceilings)
     recorded = Capture(
         title=options.title,
         graph=graph,
@@ -277,7 +292,7 @@ def advise(
         with_backward=options.backward,
         loss=recording.loss,
         truncated=recording.truncated,
-        notes=notes,
+        notes=notes + doubt,
     )
     options.say("analysing", 0.9)
     report = report_on(
@@ -294,6 +309,28 @@ def advise(
         rerun=rerun,
         progress=options.progress,
     )
+
+
+def _ceilings(
+    graph: OpGraph, times: tuple[OpTime, ...], device: str, *, refresh: bool
+) -> tuple[Ceilings, tuple[str, ...]]:
+    """The device's ceilings, and what is to be said where the run's own ops contradict them."""
+    ceilings = measure_ceilings(device=device, refresh=refresh)
+    took = {time.node: time.host_us for time in times}
+    traffic = TrafficModel(build_index(graph))
+    ops = [
+        (op.total, took[node.id])
+        for node, op in zip(graph.nodes, traffic.ops, strict=True)
+        if node.kind == "elementwise" and node.id in took
+    ]
+    reason = contradiction(ceilings, ops)
+    if not reason:
+        return ceilings, ()
+    note = f"the ceilings measured at {ceilings.measured_at} were too low and were measured again"
+    ceilings = measure_again(device=device)
+    still = contradiction(ceilings, ops)
+    doubt = f"; they still are ({still}), so savings are rough here" if still else ""
+    return ceilings, (f"{note}: {reason}{doubt}",)
 
 
 def _device_of(graph: OpGraph) -> str:

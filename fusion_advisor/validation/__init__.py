@@ -10,19 +10,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusion_advisor.validation.budgets import budget
-    from fusion_advisor.validation.ceilings import measure_ceilings
+    from fusion_advisor.validation.ceilings import (
+        contradiction,
+        measure_again,
+        measure_ceilings,
+    )
     from fusion_advisor.validation.cuda_compiler import compile_cuda, toolchain_missing
     from fusion_advisor.validation.ladder import validate
 
 _HOMES = {
     "budget": "budgets",
     "compile_cuda": "cuda_compiler",
+    "contradiction": "ceilings",
+    "measure_again": "ceilings",
     "measure_ceilings": "ceilings",
     "toolchain_missing": "cuda_compiler",
     "validate": "ladder",
 }
 
-__all__ = ["budget", "compile_cuda", "measure_ceilings", "toolchain_missing", "validate"]
+__all__ = [
+    "budget",
+    "compile_cuda",
+    "contradiction",
+    "measure_again",
+    "measure_ceilings",
+    "toolchain_missing",
+    "validate",
+]
 
 
 def __getattr__(name: str) -> Any:
