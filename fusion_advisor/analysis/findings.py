@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusion_advisor.analysis.cost import CostModel, add_estimates
 from fusion_advisor.analysis.graph_index import GraphIndex
@@ -75,21 +76,53 @@ def find_findings(
     index = model.index
     programs: dict[ProgramKey, list[FusionCandidate]] = {}
     for candidate in candidates:
-        if index.nodes[index.positions[candidate.nodes[0]]].phase == "forward":
+        if in_forward(index, candidate):
             programs.setdefault(program_key(index, candidate), []).append(candidate)
     best = float("-inf")
-    chosen: list[tuple[CostEstimate, list[FusionCandidate]]] = []
-    for group in programs.values():
+    chosen: list[tuple[CostEstimate, ProgramKey]] = []
+    for key, group in programs.items():
         total = add_estimates([model.estimate(candidate) for candidate in group])
         best = max(best, total.saved_mid_us)
         if total.saved_mid_us >= least.us:
-            chosen.append((total, group))
+            chosen.append((total, key))
     chosen.sort(key=lambda item: -item[0].saved_mid_us)
+    ways = Counter(_ops_of(key) for key in programs)
     findings = tuple(
-        make_finding(model, group, total, name=next(ids), wall_us=wall_us)
-        for total, group in chosen
+        _with_results_named(
+            index,
+            make_finding(model, programs[key], total, name=next(ids), wall_us=wall_us),
+            ways[_ops_of(key)],
+        )
+        for total, key in chosen
     )
     return findings, best
+
+
+def in_forward(index: GraphIndex, candidate: FusionCandidate) -> bool:
+    """Whether the candidate's ops are the forward's."""
+    return index.nodes[index.positions[candidate.nodes[0]]].phase == "forward"
+
+
+def _ops_of(key: ProgramKey) -> ProgramKey:
+    """The part of a program's key that says which ops run where, not which results are needed."""
+    steps, operands, _, rank = key
+    return (steps, operands, rank)
+
+
+def _with_results_named(index: GraphIndex, finding: Finding, ways: int) -> Finding:
+    """The finding, told apart from others of the same ops whose other results are needed.
+
+    So it is where a model is called several times and autograd's graph of one call is gone at the
+    end: what it kept for backward may have been read where no op shows it.
+    """
+    if ways == 1:
+        return finding
+    made = [index.nodes[index.maker_of(v)].op for v in finding.occurrences[0].outputs]
+    note = (
+        f"these ops run here as {ways} programs, which differ in the results that are needed "
+        f"outside: in this one those of {' and '.join(map(op_name, made))}"
+    )
+    return replace(finding, notes=(*finding.notes, note))
 
 
 def program_key(index: GraphIndex, candidate: FusionCandidate) -> ProgramKey:

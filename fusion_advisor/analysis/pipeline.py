@@ -16,7 +16,13 @@ from fusion_advisor.analysis.chains import (
     index_graph,
 )
 from fusion_advisor.analysis.cost import CostModel
-from fusion_advisor.analysis.findings import MIN_SAVING_US, MIN_SHARE, find_findings, threshold
+from fusion_advisor.analysis.findings import (
+    MIN_SAVING_US,
+    MIN_SHARE,
+    find_findings,
+    in_forward,
+    threshold,
+)
 from fusion_advisor.analysis.optimizer import find_optimizer_step
 from fusion_advisor.analysis.partition import make_candidate
 from fusion_advisor.analysis.summary import nothing_text, ratios
@@ -152,7 +158,13 @@ def _analyze(capture: Capture, first_id: int, options: AnalysisOptions) -> Analy
         wall_us=wall_us,
         nothing=""
         if findings
-        else nothing_text(model, candidates, best_us=best, least=least, frame_groups=len(placed)),
+        else nothing_text(
+            model,
+            candidates,
+            best_us=best,
+            least=least,
+            frame_groups=sum(in_forward(index, candidate) for candidate in placed),
+        ),
         notes=_notes(capture, options),
     )
 

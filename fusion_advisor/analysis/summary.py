@@ -50,7 +50,10 @@ def nothing_text(
     least: Threshold,
     frame_groups: int,
 ) -> str:
-    """One sentence or two on why no finding is reported."""
+    """One sentence or two on why no finding is reported.
+
+    ``frame_groups`` counts the forward's groups that lie in one place of the source.
+    """
     index = model.index
     time: defaultdict[str, float] = defaultdict(float)
     for position, node in enumerate(index.nodes):
@@ -70,15 +73,19 @@ def nothing_text(
         )
     groups = "1 group" if len(candidates) == 1 else f"{len(candidates)} groups"
     legal = f"{groups} of ops can legally share a kernel"
+    phases = [index.nodes[index.positions[each.nodes[0]]].phase for each in candidates]
+    behind = sum(phase != "forward" for phase in phases)
+    if behind:
+        legal += f", {behind} of them outside the forward, where the source does not run op by op"
     if not frame_groups:
-        return f"{first} {legal}, but none lies in one place of the source."
-    if any(model.recomputes(candidate) for candidate in candidates):
-        extra = " (backward would run the eager ops again, which costs more than fusing saves)"
-    else:
-        extra = ""
+        return f"{first} {legal}{';' if behind else ','} but none lies in one place of the source."
+    again = any(model.recomputes(candidate) for candidate in candidates)
     if best_us <= 0:
-        return f"{first} {legal}, but a fused call costs more than it would save{extra}."
+        why = " (backward would run the eager ops again, which costs more than fusing saves)"
+        than = f"a fused call costs more than it would save{why if again else ''}."
+        return f"{first} {legal}{';' if behind else ', but'} {than}"
+    counted = " (with the eager ops that backward would run again)" if again else ""
     return (
-        f"{first} {legal}; the best place would save {time_text(best_us)}{extra}, "
+        f"{first} {legal}; the best place would save {time_text(best_us)}{counted}, "
         f"below the {time_text(least.us)} that count ({least.reason})."
     )
