@@ -63,7 +63,7 @@ pre {background:var(--fadv-quiet);border:1px solid var(--fadv-line);border-radiu
 .c {color:var(--fadv-c);font-style:italic}
 .n {color:var(--fadv-n)}
 .f, .b {color:var(--fadv-f)}
-.fadv-tag {display:inline-block;border-radius:999px;padding:0 9px;background:var(--fadv-quiet);white-space:nowrap}
+.fadv-tag {display:inline-block;border:1px solid var(--fadv-line);border-radius:999px;padding:0 9px;background:var(--fadv-quiet);white-space:nowrap}
 .fadv-tag.good {background:var(--fadv-good-bg);color:var(--fadv-good)}
 .fadv-tag.bad {background:var(--fadv-bad-bg);color:var(--fadv-bad)}
 .fadv-tag.warn {background:var(--fadv-warn-bg);color:var(--fadv-warn)}
