@@ -61,7 +61,12 @@ class Server:
         self.url = self._wait_until_up()
 
     def _environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
+        # Kernels see what their kernelspec says, and nothing of the tests' own surroundings.
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("JUPYTER") and name != "PYTHONPATH"
+        }
         return kept | {
             "JUPYTER_CONFIG_DIR": str(self.folder / "config"),
             "JUPYTER_DATA_DIR": str(self.folder / "data"),

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from chromium import screenshot
-from scenarios import DIGEST, SETUP
+from chromium import TIMEOUT_MS, screenshot
+from scenarios import DIGEST, FUSED_CALLS, SETUP
 from test_html_report import serious
 
 pytestmark = [pytest.mark.essential, pytest.mark.slow]
@@ -21,6 +21,8 @@ TABS = ("Summary", "Findings", "Roofline", "Ops", "Traffic", "Kernel", "Why not"
 
 
 def test_validate_apply_and_undo_by_mouse(opened: Opener) -> None:
+    from playwright.sync_api import expect
+
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     notebook = opened(SETUP, CELL, AGAIN)
     notebook.run(0)
@@ -34,11 +36,17 @@ def test_validate_apply_and_undo_by_mouse(opened: Opener) -> None:
         panel.scroll_into_view_if_needed()
         screenshot(notebook.page, f"widget-{tab.lower().replace(' ', '-')}")
     panel.get_by_role("tab", name="Findings", exact=True).click()
-    panel.get_by_role("button", name="Apply").first.click()
-    panel.get_by_text("in place").first.wait_for(state="visible")
+    apply, undo = (panel.get_by_role("button", name=name, exact=True) for name in ("Apply", "Undo"))
+    assert not undo.is_enabled()
+    apply.click()
+    expect(undo).to_be_enabled(timeout=TIMEOUT_MS)
     screenshot(notebook.page, "widget-applied")
+    assert not apply.is_enabled()
+    calls = int(notebook.ask_kernel(FUSED_CALLS))
     assert notebook.run(2) == digest
-    panel.get_by_role("button", name="Undo").first.click()
-    panel.get_by_text("in place").first.wait_for(state="hidden")
+    assert int(notebook.ask_kernel(FUSED_CALLS)) == calls + 1
+    undo.click()
+    expect(apply).to_be_enabled(timeout=TIMEOUT_MS)
     assert notebook.run(2) == digest
+    assert int(notebook.ask_kernel(FUSED_CALLS)) <= calls + 1
     assert serious(axe.run(notebook.page, context=".fusion-advisor-panel")) == []
