@@ -83,7 +83,12 @@ def _sizes(names: tuple[str, ...], values: dict[str, TensorSpec]) -> tuple[tuple
 
 
 def dataflow_svg(graph: OpGraph, candidate: FusionCandidate, *, name: str) -> str:
-    """Inline SVG, coloured by the page's style sheet; ``name`` makes its ids unique."""
+    """Inline SVG, coloured by the page's style sheet; ``name`` makes its ids unique.
+
+    Empty for a group that no one kernel computes, as the ops of an optimizer's step.
+    """
+    if not candidate.outputs:
+        return ""
     before, after = trips_before(graph, candidate), trip_after(graph, candidate)
     rows = _rows(before)
     height = _TOP + max(len(rows), 3) * _ROW + 16

@@ -81,6 +81,8 @@ def _flow(report: Report, view: FindingView) -> str:
     drawing = dataflow_svg(
         report.capture.graph, view.finding.occurrences[0], name=f"flow-{view.id}"
     )
+    if not drawing:
+        return ""
     times = f", one of {view.count} occurrences" if view.count > 1 else ""
     return f"<h4>Data flow{times}</h4>{drawing}"
 
@@ -134,7 +136,12 @@ def _estimate(report: Report, view: FindingView) -> str:
     others = _table(
         [
             ("Limited by", estimate.bound),
-            ("Arithmetic", f"{plain_number(estimate.flops / 1e6)} million operations"),
+            (
+                "Arithmetic",
+                f"{plain_number(estimate.flops / 1e6)} million operations"
+                if estimate.flops > 0
+                else "unknown",
+            ),
             ("Registers (estimate)", str(estimate.registers) if estimate.registers else "unknown"),
         ]
     )

@@ -22,7 +22,7 @@ _MAX_DEPTH = 24  # modules inside modules; deeper ones are drawn flat
 _AS_IT_IS, _PLAN, _PLANNED = 1, 2, 3
 _THREADS = {
     _AS_IT_IS: "as it is (measured)",
-    _PLAN: "plan: ops that become one kernel",
+    _PLAN: "plan: ops that become one step",
     _PLANNED: "as planned (fused kernels estimated)",
 }
 
@@ -220,7 +220,7 @@ def _arrows(number: int, parts: list[tuple[int, int]]) -> Iterator[Event]:
         phase = "s" if place == 0 else "f" if place == len(parts) - 1 else "t"
         event: Event = {
             "ph": phase, "pid": 1, "tid": _PLAN, "ts": _us((start + end) // 2),
-            "id": number, "name": "one kernel", "cat": "plan",
+            "id": number, "name": "one step", "cat": "plan",
         }  # fmt: skip
         yield {**event, "bp": "e"} if phase == "f" else event
 
@@ -238,7 +238,7 @@ def _counter(
 
 
 def _planned_slices(slices: Sequence[_Slice], groups: _Groups) -> Iterator[Event]:
-    """The run again, each group as one kernel where its last op stood."""
+    """The run again, each group in its estimated time where its last op stood."""
     last = {_number(one, groups): place for place, one in enumerate(slices)}
     now = 0
     for place, one in enumerate(slices):

@@ -310,6 +310,18 @@ def test_broadcast_operand_counts_its_own_size(report):
     assert tensor_bytes(dataclasses.replace(expanded, shape=(0, 8, 16))) == 0
 
 
+def test_what_no_one_kernel_computes_is_not_drawn_as_one(report):
+    """An optimizer's step: its ops stay several launches, and none of its bytes falls away."""
+    step = dataclasses.replace(report.candidates[0], inputs=(), outputs=(), shape=())
+    assert dataflow_svg(report.capture.graph, step, name="x") == ""
+    finding = dataclasses.replace(
+        report.findings[0], occurrences=(step,), safety="display-only", rule="FUS006"
+    )
+    text = render_html(dataclasses.replace(report, findings=(finding,)))
+    assert "Data flow" not in text
+    assert "After: 1 kernel" not in text
+
+
 def test_long_groups_are_drawn_by_their_ends(report):
     names = tuple(f"n{index}" for index in range(30))
     candidate = dataclasses.replace(report.candidates[0], nodes=names)
