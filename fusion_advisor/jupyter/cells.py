@@ -20,7 +20,7 @@ from types import CodeType, TracebackType
 from typing import Any
 
 from fusion_advisor.errors import UsageError
-from fusion_advisor.recorder.source import register_cell
+from fusion_advisor.recorder.source import lines_of, register_cell
 
 AWAIT_MESSAGE = (
     "cells with top-level await are not profiled, and nothing was run: await in a cell of its own, "
@@ -302,7 +302,7 @@ def _own_name(shell: Any, transformed: str) -> str:
 
 
 def _remember_lines(name: str, text: str) -> None:
-    entry = (len(text), None, [line + "\n" for line in text.splitlines()], name)
+    entry = (len(text), None, [line.rstrip("\r\n") + "\n" for line in lines_of(text)], name)
     linecache.cache[name] = entry
     older = getattr(linecache, "_ipython_cache", None)  # IPython before 8 restores from this one
     if older is not None:

@@ -260,8 +260,9 @@ class Channel:
         if waits:
             listener.progress(WAITING, 0.0)
         job = self._runner.submit(lambda job: function(job, data), listener)
-        if job.outcome is None:
-            client.jobs[request] = job
+        client.jobs[request] = job
+        if job.outcome is not None:  # it was quicker than we
+            client.jobs.pop(request, None)
 
     def _cancel(self, client: Client, data: Data) -> None:
         wanted = data.get("req")

@@ -6,6 +6,7 @@ Notebook cells are announced by ``register_cell``; everything else is read throu
 
 from __future__ import annotations
 
+import io
 import itertools
 import linecache
 import os
@@ -34,6 +35,14 @@ class Cell:
 _cells: dict[str, Cell] = {}
 
 
+def lines_of(text: str) -> tuple[str, ...]:
+    """A text's lines with their ends as Python counts them, at LF, CR and CR LF alone.
+
+    ``str.splitlines`` also ends a line at a form feed or at U+2028, which strings may hold.
+    """
+    return tuple(io.StringIO(text, newline=""))
+
+
 def register_cell(
     filename: str,
     *,
@@ -51,7 +60,7 @@ def register_cell(
         filename=filename,
         cell_id=cell_id,
         execution_count=execution_count,
-        lines=tuple(raw.splitlines(keepends=True)),
+        lines=lines_of(raw),
         first_line=first_line,
     )
 

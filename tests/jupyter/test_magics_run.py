@@ -269,6 +269,18 @@ def test_line_magic_spans_and_plain_cells_with_blank_lines(loaded):
         assert f"note('{name}')" in cell.split("\n")[span.line - 1]
 
 
+def test_lines_end_where_python_ends_them(loaded):
+    """A form feed, a vertical tab and U+2028 in a string or comment end no line."""
+    run(loaded, NOTE)
+    cell = "a = 'x\u2028y\x85z'  # \x0c \x0b\nb = 'p\u2029'; note('here')\n"
+    for above in ("", "%%fuse_profile\n"):
+        assert run(loaded, above + cell).success
+        span = _span(loaded, "here")
+        assert span.text == "note('here')"
+        assert span.line == above.count("\n") + 2
+        assert (span.utf16_column, span.utf16_end_column) == (10, 22)
+
+
 def test_cells_run_before_loading_are_known(shell, advisor):
     run(shell, NOTE)
     run(shell, "\ndef old():\n    return note('old')")
