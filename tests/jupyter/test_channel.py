@@ -36,7 +36,7 @@ def act(x, s, b):
     return y
 out = act(x, s, b)
 """
-SETTINGS = {"target": "cpu", "device": "a100"}
+SETTINGS = {"target": "cpu"}
 EXPRESSION = "torch.relu(torch.tanh(x * s + b)) * 2.5"
 
 
@@ -50,27 +50,15 @@ def kernel() -> Iterator[Kernel]:
 
 @pytest.fixture(scope="module")
 def front_end(kernel: Kernel) -> FrontEnd:
-    """Its settings leave out CUDA, which takes half of the time of a validation.
-
-    Savings are estimated for a device of the table, and so depend on no other process.
-    """
+    """Its settings leave out CUDA, which takes half of the time of a validation."""
     one = FrontEnd(kernel, settings=SETTINGS)
     one.message("hello")
     return one
 
 
 def profile(kernel: Kernel, front_end: FrontEnd, text: str, cell_id: str) -> dict[str, Any]:
-    """Profile a cell as the front end's command does; the finding of its first expression."""
-    front_end.send({"type": "profiling", "cell_id": cell_id, "added_lines": 1})
-    kernel.run("%%fuse_profile\n" + text, cell_id)
-
-    def there(data: dict[str, Any]) -> bool:
-        return any(one["cell_id"] == cell_id for one in data["profiles"])
-
-    data = front_end.findings(there)
-    number = max(one["advice"] for one in data["profiles"] if one["cell_id"] == cell_id)
-    found: dict[str, Any] = next(one for one in data["findings"] if one["advice"] == number)
-    return found
+    """Profile a cell as the front end's command does; its best finding."""
+    return front_end.profiled("%%fuse_profile\n" + text, cell_id, added_lines=1)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +183,8 @@ def test_a_mark_is_where_the_editor_finds_the_expression(kernel, front_end, find
 def test_the_profile_of_a_cell_says_what_the_report_says(kernel, front_end, finding):
     data = front_end.get("list")
     one = next(p for p in data["profiles"] if p["advice"] == finding["advice"])
-    report = "get_ipython().magics_manager.registry['FuseMagics'].advices[0].report"
+    advices = "get_ipython().magics_manager.registry['FuseMagics'].advices"
+    report = f"{advices}[{finding['advice'] - 1}].report"
     assert one["cell_id"] == "chain"
     assert one["wall_us"] == pytest.approx(kernel.value(f"{report}.wall_us"))
     before, after = kernel.value(f"({report}.bytes_before, {report}.bytes_after)")
@@ -224,12 +213,7 @@ def test_a_function_of_another_cell_is_marked_there(kernel, front_end):
 def test_marks_with_magics_of_the_persons_own(kernel, front_end, above, added):
     body = "k = 'é🙂'\nv = torch.cos(x * s) * 2 + 1\n"
     cell_id = f"magics-{len(above)}"
-    if added:
-        front_end.send({"type": "profiling", "cell_id": cell_id, "added_lines": added})
-    kernel.run(above + body, cell_id)
-    data = front_end.findings(lambda d: any(p["cell_id"] == cell_id for p in d["profiles"]))
-    number = next(p["advice"] for p in data["profiles"] if p["cell_id"] == cell_id)
-    found = next(one for one in data["findings"] if one["advice"] == number)
+    found = front_end.profiled(above + body, cell_id, added_lines=added)
     visible = body if added else above + body
     mark = found["mark"]
     assert mark["source_hash"] == digest(visible)
@@ -245,10 +229,8 @@ def test_word_of_a_profile_that_never_ran_moves_no_mark(kernel, front_end):
     text = "n = torch.sin(x) * 2 + 7"
     front_end.send({"type": "profiling", "cell_id": "never", "added_lines": 1})
     kernel.run("m = 1", "never")
-    kernel.run(f"%%fuse_profile\n{text}", "never")  # typed by the person: the line is their own
-    data = front_end.findings(lambda d: any(p["cell_id"] == "never" for p in d["profiles"]))
-    number = next(p["advice"] for p in data["profiles"] if p["cell_id"] == "never")
-    mark = next(f["mark"] for f in data["findings"] if f["advice"] == number)
+    # Typed by the person: the line is their own.
+    mark = front_end.profiled(f"%%fuse_profile\n{text}", "never")["mark"]
     visible = f"%%fuse_profile\n{text}"
     assert utf16_slice(visible, mark["start"], mark["end"]) == "torch.sin(x) * 2 + 7"
     assert mark["source_hash"] == digest(visible)
@@ -420,10 +402,7 @@ def test_apply_measure_and_undo_live(kernel, front_end):
         "act_model = Act()",
         "class",
     )
-    kernel.run("%fuse_profile act_model(x)", "live")
-    data = front_end.findings(lambda d: any(p["cell_id"] == "live" for p in d["profiles"]))
-    number = next(p["advice"] for p in data["profiles"] if p["cell_id"] == "live")
-    found = next(one for one in data["findings"] if one["advice"] == number)
+    found = front_end.profiled("%fuse_profile act_model(x)", "live")
     kernel.run("code = Act.forward.__code__; torch.manual_seed(7); drawn = torch.get_rng_state()")
 
     measured = front_end.get("measure", finding=found["id"])
@@ -550,7 +529,7 @@ def test_precedence_is_option_then_config_then_front_end_then_default(kernel):
     assert value("min_saving_us") == 2.0
     one.send({"type": "settings", "values": {"min_saving_us": 1e9}})
     kernel.run("%fuse_profile torch.exp(x) * 2 + 1", "thresholds")
-    data = one.findings(lambda d: any(p["cell_id"] == "thresholds" for p in d["profiles"]))
+    data = one.get("list")
     mine = next(p for p in data["profiles"] if p["cell_id"] == "thresholds")
     assert mine["nothing"] and not any(f["advice"] == mine["advice"] for f in data["findings"])
     one.send({"type": "settings", "values": SETTINGS})

@@ -18,7 +18,6 @@ from kernel_client import FrontEnd, Kernel, running_kernel
 
 pytestmark = [pytest.mark.essential, pytest.mark.slow]
 
-# Estimated for a device of the table: what is worth fusing then depends on no other process.
 SETUP = """\
 import os, sys, time, warnings
 import torch
@@ -26,7 +25,6 @@ x, s, b = torch.randn(64, 128, 64), torch.randn(64), torch.randn(64)
 %load_ext fusion_advisor
 %config FuseMagics.keep = 100
 %config FuseMagics.target = 'cpu'
-%config FuseMagics.device = 'a100'
 magics = get_ipython().magics_manager.registry['FuseMagics']
 """
 
@@ -56,11 +54,7 @@ def front_end(kernel: Kernel, subshell: str) -> FrontEnd:
 
 def profiled(kernel: Kernel, front_end: FrontEnd, text: str) -> str:
     """Profile a cell with one chain; the finding's id."""
-    cell_id = f"cell of {text}"
-    kernel.run("%%fuse_profile\n" + text, cell_id)
-    data = front_end.findings(lambda d: any(p["cell_id"] == cell_id for p in d["profiles"]))
-    number = max(p["advice"] for p in data["profiles"] if p["cell_id"] == cell_id)
-    return str(next(f["id"] for f in data["findings"] if f["advice"] == number))
+    return str(front_end.profiled("%%fuse_profile\n" + text, f"cell of {text}")["id"])
 
 
 def processes_below(process: int) -> set[int]:
@@ -274,11 +268,7 @@ def test_an_interrupt_between_cells_is_answered_as_cancelled(kernel, front_end):
         "        return slow(x)\n"
         "slow_model = Slow(); code = slow.__code__"
     )
-    finding = profiled(kernel, front_end, "slow_model(x)")
-    kernel.run("%fuse_profile slow_model(x)", "slow line")
-    data = front_end.findings(lambda d: any(p["cell_id"] == "slow line" for p in d["profiles"]))
-    number = next(p["advice"] for p in data["profiles"] if p["cell_id"] == "slow line")
-    finding = next(f["id"] for f in data["findings"] if f["advice"] == number)
+    finding = front_end.profiled("%fuse_profile slow_model(x)", "slow line")["id"]
     front_end.get("measure", finding=finding)
     kernel.run("os.environ['SLOW'] = '20'")
     request = front_end.ask("apply_live", finding=finding)

