@@ -69,7 +69,9 @@ async function show(
   buttons: Dialog.IButton[],
   wide: boolean
 ): Promise<boolean> {
-  const dialog = new Dialog({ title, body: content, buttons, hasClose: true });
+  // The first button closes or cancels. It has the focus: a dialog comes when the kernel answers,
+  // and an Enter that was meant for something else must not edit a cell.
+  const dialog = new Dialog({ title, body: content, buttons, defaultButton: 0, hasClose: true });
   dialog.addClass('fusion-dialog');
   if (wide) {
     dialog.addClass('fusion-dialog-wide');
