@@ -81,8 +81,10 @@ def build_index(graph: OpGraph) -> GraphIndex:
         wires.run()
     except KeyError:
         raise AnalysisError(_undescribed(nodes, numbers)) from None
-    kept = frozenset(graph.outputs)
-    alive = [spec.id in kept for spec in specs]
+    alive = [False] * len(specs)
+    for value in graph.outputs:
+        if value in numbers:
+            alive[numbers[value]] = True
     return GraphIndex(
         nodes=nodes,
         specs=specs,
@@ -96,7 +98,7 @@ def build_index(graph: OpGraph) -> GraphIndex:
         alive=alive,
         forms=wires.forms,
         numbers=numbers,
-        values={spec.id: spec for spec in specs},
+        values={name: specs[number] for name, number in numbers.items()},
         positions=positions,
         given=frozenset(graph.inputs),
         written_storages=wires.written_storages(),
@@ -147,20 +149,15 @@ class _Wires:
         known: dict[object, int] = {}
         self.forms = [known.setdefault(_VALUE_FORM(spec), len(known)) for spec in specs]
         self.written: dict[int, _Written] = {}
+        self.asides: list[int] = []  # positions of the forward's views and metadata ops
         self._watched: list[_Written | None] = []
 
     def run(self) -> None:
         """Look at every op once, in recorded order; KeyError for a value without description."""
-        number, specs = self.numbers.__getitem__, self.specs
-        writing = [number(value) for node in self.nodes for value in node.mutates]
-        self.written = {specs[value].storage: _Written() for value in writing}
-        self._watched = watched = [self.written.get(spec.storage) for spec in specs]
+        number, watched = self.numbers.__getitem__, self._watch()
         makers, users, forms = self.makers, self.users, self.forms
         calls: dict[tuple[object, ...], int] = {}
         made_late = False
-        add_reads, add_makes, add_sources = (
-            self.reads.append, self.makes.append, self.sources.append,
-        )  # fmt: skip
         for position, node in enumerate(self.nodes):
             read, made = tuple(map(number, node.inputs)), tuple(map(number, node.outputs))
             sources: list[int] = []
@@ -189,9 +186,11 @@ class _Wires:
                 if makers[value] < 0:
                     makers[value] = position
                     made_late = made_late or bool(users[value])
-            add_reads(read)
-            add_makes(made)
-            add_sources(tuple(sources))
+            self.reads.append(read)
+            self.makes.append(made)
+            self.sources.append(tuple(sources))
+            if node.kind in ("view", "metadata") and node.phase == "forward":
+                self.asides.append(position)
             call = (
                 node.op,
                 node.kind,
@@ -202,6 +201,14 @@ class _Wires:
             self.calls.append(calls.setdefault(call, len(calls)))
         if made_late:  # an op gives back a value that was there before
             self.sources = [tuple([makers[value] for value in read]) for read in self.reads]
+
+    def _watch(self) -> list[_Written | None]:
+        """Per value the record of its storage, where some op writes that in place."""
+        specs, numbers = self.specs, self.numbers
+        writing = [numbers[value] for node in self.nodes for value in node.mutates]
+        self.written = {specs[value].storage: _Written() for value in writing}
+        self._watched = [self.written.get(spec.storage) for spec in specs]
+        return self._watched
 
     def _write(self, position: int, written: Numbers, needed: set[int]) -> None:
         """Add what a writing op needs: all that looked at the storages, or wrote them, before."""
@@ -232,10 +239,8 @@ def _keeping(wires: _Wires, alive: Sequence[bool]) -> frozenset[int]:
     """
     nodes, users = wires.nodes, wires.users
     found: set[int] = set()
-    for i in range(len(nodes) - 1, -1, -1):
+    for i in reversed(wires.asides):
         node = nodes[i]
-        if node.kind not in ("view", "metadata") or node.phase != "forward":
-            continue
         if node.mutates or not node.outputs:
             continue
         for value in wires.makes[i]:
