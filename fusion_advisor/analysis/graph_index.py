@@ -26,8 +26,9 @@ class GraphIndex:
 
     ``dependencies[i]`` are the earlier positions that must run before node ``i``: the producers
     of its inputs, and, through storages that are written in place, the last writer of what it
-    reads and all readers and the last writer of what it writes.  ``users`` lists, per value, the
-    positions that take it, each once, in order.
+    reads and all readers and the last writer of what it writes.  An op that computes also depends
+    on the last host sync before it: Python had seen that value when it decided to run the op.
+    ``users`` lists, per value, the positions that take it, each once, in order.
 
     Layers repeat, and what was found out about one value or call holds for all of its form:
     values of one form differ in their memory alone, calls of one form are of one op, on values of
@@ -158,6 +159,7 @@ class _Wires:
         makers, users, forms = self.makers, self.users, self.forms
         calls: dict[tuple[object, ...], int] = {}
         made_late = False
+        seen_by_python = -1
         for position, node in enumerate(self.nodes):
             read, made = tuple(map(number, node.inputs)), tuple(map(number, node.outputs))
             sources: list[int] = []
@@ -174,6 +176,13 @@ class _Wires:
                 if storage is not None:
                     needed += storage.writers[-1:]
                     storage.readers.append(position)
+            if node.kind in ("view", "metadata"):
+                if node.phase == "forward":
+                    self.asides.append(position)
+            elif seen_by_python >= 0:
+                needed.append(seen_by_python)
+            if node.kind == "host-sync":
+                seen_by_python = position
             written: Numbers = ()
             if node.mutates:
                 written = tuple(map(number, node.mutates))
@@ -189,8 +198,6 @@ class _Wires:
             self.reads.append(read)
             self.makes.append(made)
             self.sources.append(tuple(sources))
-            if node.kind in ("view", "metadata") and node.phase == "forward":
-                self.asides.append(position)
             call = (
                 node.op,
                 node.kind,

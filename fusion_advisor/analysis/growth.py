@@ -302,6 +302,12 @@ class Growth:
         node = index.nodes[position]
         made = set(index.nodes[between].outputs)
         if made.isdisjoint(node.inputs):
+            if index.nodes[between].kind == "host-sync":
+                return (
+                    "host-sync",
+                    f"{self._name(between)} brings a value that needs the group to Python before "
+                    f"{self._name(position)} runs, and what runs next may depend on it",
+                )
             return (
                 "mutated-between",
                 f"{self._name(between)} must run between the two: "

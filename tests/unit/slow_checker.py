@@ -45,8 +45,10 @@ def lonely(graph: OpGraph, candidate: FusionCandidate) -> bool:
 
 
 def _depends(earlier: OpNode, later: OpNode, storage: dict[str, int]) -> bool:
-    """Whether two ops must keep their order: data, or the same storage with a write."""
+    """Whether two ops must keep their order: data, a storage that is written, a value in Python."""
     if set(earlier.outputs) & set(later.inputs):
+        return True
+    if earlier.kind == "host-sync" and later.kind not in ("view", "metadata"):
         return True
     touched = {storage[v] for v in (*earlier.inputs, *earlier.outputs)}
     written = {storage[v] for v in earlier.mutates}

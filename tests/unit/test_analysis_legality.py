@@ -36,6 +36,21 @@ def test_residual_path_through_a_matmul_is_not_fused() -> None:
     assert codes(graph)["n0", "n2"] == "non-convex"
 
 
+def test_what_python_has_seen_of_a_group_comes_before_the_ops_it_decides() -> None:
+    b = GraphBuilder()
+    x, other = b.input((8, 64)), b.input((8, 64))
+    apart = b.op("aten.neg.default", other)
+    seen = b.op("aten.exp.default", x)
+    total = b.op("aten.sum.default", seen, shape=())
+    b.op("aten._local_scalar_dense.default", total, shape=())
+    decided = b.op("aten.add.Tensor", seen, 1.0)
+    last = b.op("aten.mul.Tensor", b.op("aten.tanh.default", decided), apart)
+    graph = b.build(last)
+    # The op whose result Python has not seen may still join those that come later.
+    assert [set(group) for group in groups(graph)] == [{"n0", "n4", "n5", "n6"}]
+    assert codes(graph)["n1", "n4"] == "host-sync"
+
+
 def test_two_groups_that_need_each_other_are_not_both_fused() -> None:
     # a -> d and b -> c: {a, c} and {b, d} are convex each, but cannot both be one kernel.
     b = GraphBuilder()
