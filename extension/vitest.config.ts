@@ -21,6 +21,8 @@ export default defineConfig({
     include: ['test/**/*.test.{ts,tsx}'],
     setupFiles: ['test/setup.ts'],
     restoreMocks: true,
+    // No test waits this long; a loaded machine of two cores makes them slow.
+    testTimeout: 30_000,
     // @jupyter/ydoc makes cells in two steps, which Yjs remarks on each time.
     onConsoleLog: log => !/Add Yjs type to a document|yjs#509/.test(log),
     // Published for bundlers: extensionless imports and assets, which node itself cannot load.

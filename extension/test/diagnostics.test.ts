@@ -3,7 +3,7 @@ import { EditorState } from '@codemirror/state';
 import { EditorView } from '@codemirror/view';
 import type { YCodeCell, YNotebook } from '@jupyter/ydoc';
 import { ybinding } from '@jupyterlab/codemirror/lib/extensions/ybinding';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { diagnostics, fusionMarks } from '../src/diagnostics';
 import { editCell } from '../src/edits';
 import type { IFinding } from '../src/protocol';
@@ -45,16 +45,27 @@ beforeEach(() => {
 
 afterEach(() => view.destroy());
 
+/** Time for what must not happen. */
 async function settle(): Promise<void> {
   await new Promise(resolve => setTimeout(resolve, 20));
   forceLinting(view);
   await new Promise(resolve => setTimeout(resolve, 20));
 }
 
-async function tell(...findings: IFinding[]): Promise<void> {
+/** The marks become these, and the gutter goes with them; a loaded machine takes its time. */
+async function shows(expected: string[]): Promise<void> {
+  await vi.waitFor(
+    () => {
+      expect(marks()).toEqual(expected);
+      expect(hasGutter()).toBe(expected.length > 0);
+    },
+    { timeout: 10_000, interval: 20 }
+  );
+}
+
+function tell(...findings: IFinding[]): void {
   const message = { revision: ++revision, busy: false, profiles: [], findings };
   store.dispatch(shared, { kind: 'findings', message });
-  await settle();
 }
 
 const one = finding({ id: 'F1', mark: markOf(SOURCE, 'x * 2 + 1') });
@@ -68,44 +79,36 @@ describe('marks in an editor bound to a shared cell', () => {
   it('stand under the expressions, with a gutter only while there are some', async () => {
     await settle();
     expect(hasGutter()).toBe(false);
-    await tell(one, two);
-    expect(marks()).toEqual(['x * 2 + 1', 'y - 3']);
-    expect(hasGutter()).toBe(true);
-    await tell();
-    expect(marks()).toEqual([]);
-    expect(hasGutter()).toBe(false);
+    tell(one, two);
+    await shows(['x * 2 + 1', 'y - 3']);
+    tell();
+    await shows([]);
   });
 
   it('move with text put before, vanish when edited, come back when that is undone', async () => {
-    await tell(one);
+    tell(one);
+    await shows(['x * 2 + 1']);
     cell.updateSource(0, 0, 'import torch\n\n');
     await settle();
-    expect(marks()).toEqual(['x * 2 + 1']);
+    await shows(['x * 2 + 1']);
     cell.undoManager?.stopCapturing();
     const at = cell.getSource().indexOf('x * 2');
     cell.updateSource(at, at + 1, 'xx');
-    await settle();
-    expect(marks()).toEqual([]);
-    expect(hasGutter()).toBe(false);
+    await shows([]);
     cell.undo();
-    await settle();
-    expect(marks()).toEqual(['x * 2 + 1']);
-    expect(hasGutter()).toBe(true);
+    await shows(['x * 2 + 1']);
   });
 
   it('vanish for applied, ignored and switched-off findings', async () => {
-    await tell(one, two);
+    tell(one, two);
     store.dispatch(shared, { kind: 'local', finding: 'F1', state: 'applied', reason: '' });
-    await settle();
-    expect(marks()).toEqual(['y - 3']);
+    await shows(['y - 3']);
     cell.updateSource(SOURCE.length, SOURCE.length, '  # fuse: ignore[FUS001]');
-    await settle();
-    expect(marks()).toEqual([]);
-    await tell(one);
-    expect(marks()).toEqual(['x * 2 + 1']);
+    await shows([]);
+    tell(one);
+    await shows(['x * 2 + 1']);
     store.marks = false;
-    await settle();
-    expect(marks()).toEqual([]);
+    await shows([]);
   });
 
   it('an edit through the shared cell reaches the editor, and one undo takes it back', () => {
@@ -129,7 +132,8 @@ describe('marks in an editor bound to a shared cell', () => {
 
   it('are silent after the editor is gone', async () => {
     view.destroy();
-    await tell(one);
+    tell(one);
+    await settle();
     expect(marks()).toEqual([]);
   });
 });
