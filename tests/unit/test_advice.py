@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import io
 import math
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import fusion_advisor as fa
+from fusion_advisor.advisor import ProfileOptions
 from fusion_advisor.applying import Applier
 from fusion_advisor.errors import FusionAdvisorError, ReportError, UsageError
 from fusion_advisor.records import Rung
@@ -194,3 +196,31 @@ def test_the_proof_can_be_left_out() -> None:
     advice = fa.profile(Block(), (torch.randn(8, 64),), prove=False)
     assert advice.report.capture.proof.status == "not run"
     assert "prove=False" in advice.report.capture.proof.message
+
+
+def test_options_are_the_same_everywhere_and_a_wrong_name_says_which_there_are() -> None:
+    own = {
+        "profile": {"model", "args", "kwargs"},
+        "profile_code": {"run", "rerun"},
+        "capture": set(),
+    }
+    names = {one.name for one in dataclasses.fields(ProfileOptions)}
+    for function, arguments in own.items():
+        shown = inspect.signature(getattr(fa, function)).parameters
+        left_out = {"backward"} if function == "capture" else set()
+        assert set(shown) == arguments | names - left_out
+        assert shown["steps"].default == 2
+    with pytest.raises(UsageError, match=r"no option 'devise' \(did you mean device\?"):
+        fa.profile(torch.relu, (torch.ones(2),), devise="h100")
+    with pytest.raises(UsageError, match="no option 'backward'"), fa.capture(backward=True):
+        pass
+    for wrong in (-1, float("nan"), True, "2"):
+        with pytest.raises(UsageError, match="min_saving_us must be a number"):
+            fa.profile(torch.relu, (torch.ones(2),), min_saving_us=wrong)
+
+
+def test_a_least_saving_hides_what_saves_less() -> None:
+    inputs = (torch.randn(2048, 512),)
+    advice = fa.profile(lambda x: torch.exp(x) * 2 + 1, inputs, prove=False, min_saving_us=1e12)
+    assert advice.report.findings == ()
+    assert advice.report.nothing
