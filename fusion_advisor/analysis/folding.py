@@ -29,6 +29,10 @@ MOST_RECOMPUTED = 2
 # Steps looked at for one join, and in all: groups far apart in a long run are left as they are.
 MAX_STEPS = 2_000
 MAX_ALL_STEPS = 200_000
+# Views of one group: every value is followed through all of them.
+MAX_VIEWS = 12
+# A table that all layers read in part joins none of them: it is not tried with each.
+MOST_REFUSALS = 8
 
 
 def fold_views(
@@ -53,6 +57,7 @@ class _Folding:
         self.owner = {m: piece for piece in self.pieces for m in piece.members}
         self.bases: dict[int, int] = {}  # foldable view -> the member whose result it shows
         self.refused: set[tuple[int, int, int, int]] = set()
+        self.refusals: Counter[tuple[int, int]] = Counter()  # by what is viewed
         self.steps_left = MAX_ALL_STEPS
 
     def run(self) -> list[Piece]:
@@ -110,12 +115,14 @@ class _Folding:
             return None
         before, after = self._piece(base), self._piece(user)
         # Groups only grow, so that first member and size tell one from what it was before.
-        key = (before.members[0], len(before.members), after.members[0], len(after.members))
-        if key in self.refused:
+        viewed = (before.members[0], len(before.members))
+        key = (*viewed, after.members[0], len(after.members))
+        if key in self.refused or self.refusals[viewed] >= MOST_REFUSALS:
             return None
         whole = self._whole(before, after)
         if whole is None:
             self.refused.add(key)
+            self.refusals[viewed] += 1
             return None
         self.owner.update(dict.fromkeys(whole.members, whole))
         return whole
@@ -127,6 +134,8 @@ class _Folding:
         if len(working) > MAX_LIVE_VALUES:
             return None
         through = self._through(working)
+        if len(through) > MAX_VIEWS:
+            return None
         inner = self._inner(through, {*working})
         members = sorted((*working, *inner))
         shared = through - inner
@@ -212,25 +221,24 @@ class _Folding:
         makers = {node.outputs[0]: node for node in nodes}
         views = {index.nodes[view].id for view in (*piece.views, *piece.shared)}
         walk = Walk(makers, index.values, views)
-        regions = walk.regions(piece.outputs, self._kin(piece, parts))
-        if regions is None:
+        loops = walk.regions(piece.outputs, self._kin(piece, parts))
+        if loops is None:
             return None
+        regions = tuple([region for region, _ in loops])
         arrays = sum(len(region.accesses) for region in regions) + len(piece.outputs)
-        if arrays > MAX_OPERANDS:
-            return None
         read = {access.value for region in regions for access in region.accesses}
-        if read != set(piece.inputs):
+        if arrays > MAX_OPERANDS or read != set(piece.inputs):
             return None
         evaluated: Counter[str] = Counter()
         places: Counter[str] = Counter()
-        for region in regions:
-            instances = walk.instances(region.outputs) or []
+        for region, instances in loops:
             made = [v for v, _ in instances if v in makers and makers[v].id not in views]
             if len(made) > MAX_LIVE_VALUES:
                 return None
+            places.update(made)
+            elements = element_count(region.shape)
             for value in made:
-                evaluated[value] += element_count(region.shape)
-                places[value] += 1
+                evaluated[value] += elements
         for value, count in evaluated.items():
             own = element_count(index.values[value].shape)
             if places[value] > 1 and count > MOST_RECOMPUTED * own:

@@ -48,10 +48,11 @@ class Walk:
 
     def regions(
         self, outputs: Sequence[str], kin: Callable[[str], object]
-    ) -> tuple[Region, ...] | None:
-        """The outputs in regions, the largest first; None where a view is not affine for one.
+    ) -> list[tuple[Region, list[Instance]]] | None:
+        """The outputs in regions, the largest first, each with all values that it needs.
 
-        Outputs of equal ``kin`` have one shape at all sizes, not only as recorded.
+        Outputs of equal ``kin`` have one shape at all sizes, not only as recorded.  None where a
+        view is not affine for an operand, or too much would be computed.
         """
         kinds: dict[tuple[object, ...], list[str]] = {}
         for value in outputs:
@@ -59,15 +60,18 @@ class Walk:
             moving = zip(spec.shape, spec.strides, strict=True)
             strides = tuple([step if size != 1 else 0 for size, step in moving])
             kinds.setdefault((kin(value), spec.shape, strides), []).append(value)
-        found: list[Region] = []
+        found: list[tuple[Region, list[Instance]]] = []
         for together in kinds.values():
             shape = self.specs[together[0]].shape
             instances = self.instances(together)
-            accesses = self._accesses(instances, shape) if instances is not None else None
+            if instances is None:
+                return None
+            accesses = self._accesses(instances, shape)
             if accesses is None:
                 return None
-            found.append(Region(shape=shape, outputs=tuple(together), accesses=accesses))
-        return tuple(sorted(found, key=lambda region: -math.prod(region.shape)))
+            region = Region(shape=shape, outputs=tuple(together), accesses=accesses)
+            found.append((region, instances))
+        return sorted(found, key=lambda each: -math.prod(each[0].shape))
 
     def instances(self, outputs: Iterable[str]) -> list[Instance] | None:
         """All values that these outputs need, the outputs first; None where there are too many."""

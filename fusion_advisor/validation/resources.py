@@ -24,7 +24,8 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _STACK = re.compile(r"(\d+) bytes stack frame")
 _PTX_FMA = re.compile(r"^\s*fma\.\w+(?:\.ftz)?\.f(?:32|64)\b", re.M)
-_SASS_FMA = re.compile(r"\b(?:FFMA|DFMA)\b")
+# A product plus -0.0 is the product to the bit: so the assembler writes the negative of one.
+_SASS_FMA = re.compile(r"\b(?:FFMA|DFMA)\b(?![^;\n]*,\s*-RZ\s*;)")
 _DISASSEMBLY_TIMEOUT_S = 20.0
 
 

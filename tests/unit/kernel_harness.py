@@ -69,7 +69,7 @@ def _cuda_types(kernel: KernelSource) -> Any:
     tensors = [p for p in program.inputs if p.kind == "tensor"]
     arguments = [array(p.dtype) for p in tensors]
     arguments += [array(output.dtype) for output in program.outputs]
-    arguments += [types.uint32] * len(program.groups)
+    arguments += [types.uint32] * sum(len(space.groups) for space in program.spaces)
     arguments += [types.uint32 for p in tensors if p.layout == "strided" for _ in p.groups]
     arguments += [getattr(types, p.dtype) for p in program.inputs if p.kind == "scalar"]
     return types.void(*arguments)
