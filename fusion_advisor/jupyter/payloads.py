@@ -118,8 +118,10 @@ def actions(finding: Finding, state: State, kind: str, *, marked: bool) -> list[
         return ["explain"]
     found = []
     if not advice_only(finding):
+        # At the top level of a cell there is no function whose code could be swapped.
+        live = ["apply_live"] if finding.span is None or finding.span.function else []
         found += {
-            "cell": ["fuse", "apply_live"],
+            "cell": ["fuse", *live],
             "file": ["apply_live", "edit_file", "reapply_cell", "export_module"],
             "installed": ["reapply_cell", "apply_live", "export_module"],
             "none": ["apply_live"],

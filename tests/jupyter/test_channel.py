@@ -403,6 +403,7 @@ def test_apply_measure_and_undo_live(kernel, front_end):
         "class",
     )
     found = front_end.profiled("%fuse_profile act_model(x)", "live")
+    assert found["actions"][:2] == ["fuse", "apply_live"]
     kernel.run("code = Act.forward.__code__; torch.manual_seed(7); drawn = torch.get_rng_state()")
 
     measured = front_end.get("measure", finding=found["id"])
