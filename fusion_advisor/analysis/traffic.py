@@ -16,7 +16,8 @@ from fusion_advisor.analysis.graph_index import GraphIndex, Numbers, build_index
 from fusion_advisor.analysis.partition import element_count, item_bytes
 from fusion_advisor.ops import functional_name
 from fusion_advisor.ops.elements import distinct_elements
-from fusion_advisor.records import Access, FusionCandidate, OpGraph, OpNode, Region, TensorSpec
+from fusion_advisor.records import FusionCandidate, OpGraph, OpNode, Region, TensorSpec
+from fusion_advisor.view_steps import ViewStep
 
 # Ops whose written argument is overwritten without being read.
 _WRITE_ONLY = frozenset(
@@ -87,12 +88,12 @@ class TrafficModel:
         if not candidate.regions:
             read = [numbers[operand.value] for operand in candidate.inputs]
             return [(value, self.size(value)) for value in read]
-        accesses: dict[str, list[Access]] = {}
+        views: dict[str, list[tuple[ViewStep, ...]]] = {}
         for region in candidate.regions if regions is None else regions:
             for access in region.accesses:
-                accesses.setdefault(access.value, []).append(access)
+                views.setdefault(access.value, []).append(access.steps)
         found = []
-        for name, own in accesses.items():
+        for name, own in views.items():
             spec = self.index.values[name]
             count = distinct_elements(spec.shape, spec.strides, own)
             found.append((numbers[name], count * item_bytes(spec.dtype)))

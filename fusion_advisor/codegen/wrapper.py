@@ -13,6 +13,7 @@ from fusion_advisor.codegen.numba_cpu import cpu_kernel_text
 from fusion_advisor.codegen.numba_cuda import cuda_kernel_text
 from fusion_advisor.codegen.program import check_program, program_hash
 from fusion_advisor.errors import CodegenError
+from fusion_advisor.ops.elements import distinct_elements
 from fusion_advisor.quantities import bytes_text
 from fusion_advisor.records import (
     FusedProgram,
@@ -142,6 +143,14 @@ def _bytes(spec: TensorSpec) -> int:
     return count
 
 
+def _read_bytes(program: FusedProgram, spec: TensorSpec) -> int:
+    """What the kernel reads of an operand: all of it, or what its views show."""
+    if not program.parameters:
+        return _bytes(spec)
+    views = [p.steps for p in program.inputs if p.kind == "tensor" and p.value == spec.id]
+    return distinct_elements(spec.shape, spec.strides, views) * ops.ITEM_BYTES.get(spec.dtype, 0)
+
+
 def _eager_bytes(nodes: list[OpNode], specs: Mapping[str, TensorSpec]) -> int:
     total = 0
     for node in nodes:
@@ -162,7 +171,7 @@ def _header(program: FusedProgram, nodes: list[OpNode], specs: Mapping[str, Tens
     computing = [node for node in nodes if ops.lookup(node.op) is not None]
     names = [node.op.split(".")[1].strip("_") for node in computing]
     tensors = [p for p in program.inputs if p.kind == "tensor"]
-    read = sum(_bytes(specs[one.value]) for one in program.given)
+    read = sum(_read_bytes(program, specs[one.value]) for one in program.given)
     written = sum(_bytes(specs[output.value]) for output in program.outputs)
     lines = [f"# {program.name}: {len(names)} ops in one kernel: {', '.join(names)}"]
     where = _provenance(nodes)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Iterable
 from itertools import combinations
 
-from fusion_advisor.records import Access
 from fusion_advisor.view_steps import ViewStep
 
 MOST_SETS = 6  # beyond, what overlaps is not taken apart: 2^n intersections
@@ -16,13 +15,11 @@ Box = tuple[Indices, ...]  # one per dimension of the operand
 
 
 def distinct_elements(
-    shape: tuple[int, ...], strides: tuple[int, ...], accesses: Iterable[Access]
+    shape: tuple[int, ...], strides: tuple[int, ...], views: Iterable[tuple[ViewStep, ...]]
 ) -> int:
-    """Elements in memory that the accesses reach together; expanded dimensions count once."""
+    """Elements in memory that these views show together; expanded dimensions count once."""
     counted = [step != 0 or size == 0 for size, step in zip(shape, strides, strict=True)]
-    boxes: dict[tuple[ViewStep, ...], Box] = {}
-    for access in accesses:
-        boxes.setdefault(access.steps, _box(shape, access.steps))
+    boxes = {steps: _box(shape, steps) for steps in dict.fromkeys(views)}
     sets = [
         tuple(
             one if counts else range(min(len(one), 1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fusion_advisor.ops.elements import distinct_elements
 from fusion_advisor.quantities import bytes_text, plural, shape_text
 from fusion_advisor.records import FusionCandidate, OpGraph, TensorSpec
 from fusion_advisor.report.values import escaped, op_text
@@ -65,11 +66,24 @@ def trips_before(graph: OpGraph, candidate: FusionCandidate) -> tuple[Trip, ...]
 
 
 def trip_after(graph: OpGraph, candidate: FusionCandidate) -> Trip:
-    """The fused kernel's only trip."""
+    """The fused kernel's only trip; of what it reads in part it moves that part."""
     values = {spec.id: spec for spec in graph.values}
+    names = tuple(dict.fromkeys(operand.value for operand in candidate.inputs))
+    reads = list(_sizes(names, values))
+    for place, name in enumerate(name for name in names if name in values):
+        views = [
+            access.steps
+            for region in candidate.regions
+            for access in region.accesses
+            if access.value == name
+        ]
+        if views:
+            spec = values[name]
+            count = distinct_elements(spec.shape, spec.strides, views)
+            reads[place] = (reads[place][0], count * _ITEM_BYTES.get(spec.dtype, 4))
     return Trip(
         label="one fused kernel",
-        reads=_sizes(tuple(dict.fromkeys(operand.value for operand in candidate.inputs)), values),
+        reads=tuple(reads),
         writes=_sizes(candidate.outputs, values),
     )
 

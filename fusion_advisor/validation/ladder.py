@@ -427,7 +427,7 @@ def _timing(
     arguments = (*prepared.case.tensors, *prepared.case.scalars)
     with torch.no_grad():
         first, second = benchmark.interleaved(lambda: eager(*arguments), lambda: fused(*arguments))
-    moved = benchmark.bytes_of([*prepared.case.tensors, *prepared.expected])
+    moved = session.bytes_moved(prepared)
     again = ""
     findings.timings.append(
         TimingPair(

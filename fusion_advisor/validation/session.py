@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fusion_advisor.errors import FusionAdvisorError, ValidationError
+from fusion_advisor.ops.elements import distinct_elements
 from fusion_advisor.ops.regions import unrolled
 from fusion_advisor.records import FusionCandidate, KernelSource, OpGraph
-from fusion_advisor.validation import arrays
+from fusion_advisor.validation import arrays, benchmark
 from fusion_advisor.validation.budgets import OutputBudget, budget
 from fusion_advisor.validation.compare import Comparison, compare, same_bits, ulp_distance
 from fusion_advisor.validation.inputs import Case, build_cases, without_zeros
@@ -146,6 +147,22 @@ class Session:
         """Operands by value id."""
         names = [operand.value for operand in self.candidate.inputs]
         return dict(zip(names, tensors, strict=True))
+
+    def bytes_moved(self, prepared: PreparedCase) -> int:
+        """Distinct bytes that a kernel must read and write; of what it views, what is shown."""
+        if not self.candidate.regions:
+            return benchmark.bytes_of([*prepared.case.tensors, *prepared.expected])
+        moved = benchmark.bytes_of([*prepared.expected])
+        for name, tensor in self.named(prepared.case.tensors).items():
+            views = [
+                access.steps
+                for region in self.candidate.regions
+                for access in region.accesses
+                if access.value == name
+            ]
+            count = distinct_elements(tuple(tensor.shape), tensor.stride(), views)
+            moved += count * tensor.element_size()
+        return moved
 
     def budgets(self, index: int) -> tuple[OutputBudget, ...]:
         """What each output of a prepared case may be; fixed by the inputs alone."""

@@ -13,7 +13,6 @@ from fusion_advisor.analysis.traffic import TrafficModel
 from fusion_advisor.analysis.work import fused_flops
 from fusion_advisor.ops import lookup
 from fusion_advisor.ops.elements import MOST_SETS, distinct_elements
-from fusion_advisor.records import Access
 from fusion_advisor.view_steps import follow
 
 
@@ -141,7 +140,7 @@ def test_distinct_elements_are_those_that_counting_finds(seed: int) -> None:
             elements[seen.offset :], seen.shape, [8 * step for step in seen.strides]
         )
         reached |= set(places.ravel().tolist())
-        accesses.append(Access(value="v0", views=(), steps=tuple(steps), dims=()))
+        accesses.append(tuple(steps))
     found = distinct_elements(shape, strides, accesses)
     if len(accesses) <= MOST_SETS:
         assert found == len(reached), accesses

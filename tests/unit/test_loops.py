@@ -11,13 +11,17 @@ from kernel_harness import differing, load
 from slow_checker import problems
 
 from fusion_advisor.analysis import find_candidates
+from fusion_advisor.analysis.chains import index_graph
+from fusion_advisor.analysis.traffic import TrafficModel
 from fusion_advisor.codegen import check_program, generate, lower
 from fusion_advisor.errors import CodegenError
 from fusion_advisor.kernels import generate_kernel
 from fusion_advisor.recorder import CaptureOptions, record, replay
+from fusion_advisor.report.dataflow import trip_after
 from fusion_advisor.runtime import FusionFallbackWarning
 from fusion_advisor.validation import validate
 from fusion_advisor.validation.program_check import check_kernel
+from fusion_advisor.validation.session import Session
 
 
 def positions(start, step):
@@ -248,3 +252,22 @@ def test_what_would_be_computed_many_times_stays_apart():
     x, q = torch.randn(6, 4), torch.randn(40, 6, 4)
     graph = record(lambda: tables(x, q), CaptureOptions()).graph
     assert find_candidates(graph) == ()
+
+
+def test_of_an_operand_read_in_part_that_part_counts_everywhere():
+    def first_rows(x):
+        return (x * 2.0)[:3] + 1.0
+
+    x = torch.randn(1000, 8)
+    recording = record(lambda: first_rows(x), CaptureOptions())
+    graph = recording.graph
+    (candidate,) = find_candidates(graph)
+    part = 3 * 8 * 4
+    assert TrafficModel(index_graph(graph)).candidate(candidate)[1] == 2 * part
+    assert trip_after(graph, candidate).reads[0][1] == part
+    kernel = generate_kernel(graph, candidate, targets=("cpu",))
+    assert f"this reads {part} B and writes {part} B" in kernel.text
+    session = Session(kernel, graph, candidate, first_rows, first_rows, {graph.inputs[0]: x})
+    session.prepare()
+    (captured,) = [one for one in session.prepared if one.case.captured]
+    assert session.bytes_moved(captured) == 2 * part
