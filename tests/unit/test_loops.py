@@ -101,6 +101,11 @@ def recorded(name):
     return recording, candidate
 
 
+def moving(tensor):
+    """Strides that mean something: eager is not consistent about those of size 1."""
+    return [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+
+
 def as_tuple(result):
     return result if isinstance(result, tuple) else (result,)
 
@@ -124,7 +129,7 @@ def test_every_size_gives_eager_s_bits_fused(name):
         assert fused.stats.fused == count, fused.stats
         for result, wanted in zip(results, expected, strict=True):
             assert result.shape == wanted.shape
-            assert result.stride() == wanted.stride() or 0 in wanted.shape
+            assert moving(result) == moving(wanted) or 0 in wanted.shape
             assert differing(result, wanted) == 0
 
 
