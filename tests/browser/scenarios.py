@@ -25,31 +25,63 @@ FUSED_CALLS = (
 SHOWN_WITHIN_MS = 5_000
 
 
-# Runs the cell; milliseconds from its report to the first mark, as the page sees both appear.
-LATENCY = """async index => {
+# Runs the cell; milliseconds from its report to the first mark, as the page sees both appear;
+# null where one of them has not appeared in time.
+LATENCY = """async ([index, limit]) => {
     const nb = jupyterapp.shell.currentWidget.content;
     const appears = found => new Promise(done => {
         const look = () => found() && done(performance.now());
         new MutationObserver(look).observe(
             nb.node, {childList: true, subtree: true, characterData: true});
-        setTimeout(() => done(Infinity), 60000);
     });
     const outputs = nb.widgets[index].outputArea.node;
     const reported = appears(() => outputs.textContent.includes('Fusing'));
     const marked = appears(() => nb.node.querySelector('.fusion-mark'));
     nb.activeCellIndex = index;
     await jupyterapp.commands.execute('notebook:run-cell');
-    return (await marked) - (await reported);
+    const both = await Promise.race([
+        Promise.all([marked, reported]),
+        new Promise(done => setTimeout(() => done(null), limit)),
+    ]);
+    return both && both[0] - both[1];
 }"""
+# A burst of load on the machine may make a saving of a millisecond look like noise.
+ATTEMPTS = 3
 
 
 def profile(notebook: NotebookPage, cell: int = 1) -> AdvisorPage:
     """Run the cell with the magic, and wait for its mark."""
     advisor = AdvisorPage(notebook)
-    output = notebook.run(cell)
+    for _ in range(ATTEMPTS):
+        output = notebook.run(cell)
+        if "Fusing" in output:
+            break
     assert "Fusing" in output, output
     advisor.wait_for_mark(cell)
     return advisor
+
+
+def mark_latency_ms(notebook: NotebookPage, cell: int = 1) -> float:
+    """Run the cell with the magic; how long after its report its mark was there."""
+    for _ in range(ATTEMPTS):
+        shown_ms = notebook.page.evaluate(LATENCY, [cell, SHOWN_WITHIN_MS])
+        if shown_ms is not None:
+            return float(shown_ms)
+    raise AssertionError(f"no mark within {SHOWN_WITHIN_MS} ms: {notebook.output(cell)}")
+
+
+def apply_live(advisor: AdvisorPage, cell: int, finding: str) -> None:
+    """Apply live, from the mark, and wait until it is in place."""
+    for _ in range(ATTEMPTS):
+        advisor.panel()
+        advisor.choose(cell, "Apply live")
+        jobs = advisor.page.locator(".fusion-jobs")
+        jobs.wait_for(state="visible")
+        jobs.wait_for(state="detached")
+        # What is measured to be slower is taken back, and a burst of load can make it so.
+        if advisor.finding(finding).get_attribute("data-state") == "applied":
+            return
+    raise AssertionError(advisor.panel().inner_text())
 
 
 def fuse_accept_and_undo(notebook: NotebookPage, name: str) -> None:

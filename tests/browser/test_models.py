@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from chromium import screenshot
-from scenarios import FUSED_CALLS, profile
+from scenarios import FUSED_CALLS, apply_live, profile
 
 pytestmark = [pytest.mark.essential, pytest.mark.slow]
 Opener = Callable[..., Any]
@@ -43,8 +43,7 @@ def test_a_library_model_is_fused_live_and_after_a_restart(opened: Opener) -> No
     assert "transformers" in tooltip.inner_text()
     before = notebook.texts()
 
-    advisor.choose(1, "Apply live")
-    advisor.finding("F1", "applied")
+    apply_live(advisor, 1, "F1")
     assert difference(notebook.run(2)) <= TOLERANCE
     live = int(notebook.ask_kernel(FUSED_CALLS))
     assert live > 0

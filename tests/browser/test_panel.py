@@ -68,11 +68,12 @@ def test_by_keyboard_alone(opened: Opener) -> None:
     assert order[-1].startswith("Fuse in place"), order
     press("Enter")
     advisor.preview()
-    # The dialog has the focus, and its default does not edit.
-    inside = "() => !!document.activeElement.closest('.jp-Dialog')"
-    assert notebook.page.evaluate(inside)
+    # The focus goes to the button that does not edit, and stays in the dialog.
+    notebook.page.wait_for_function(
+        "() => document.activeElement.matches('.jp-Dialog .jp-Dialog-button.jp-mod-reject')"
+    )
     press("Tab")
-    assert notebook.page.evaluate(inside)
+    assert notebook.page.evaluate("() => !!document.activeElement.closest('.jp-Dialog')")
     press("Escape")
     notebook.page.locator(".jp-Dialog").wait_for(state="detached")
     assert notebook.text(1) == CHAIN and notebook.text(3) == SECOND
