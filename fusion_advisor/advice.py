@@ -25,7 +25,8 @@ from fusion_advisor.records import (
     Target,
     ValidationResult,
 )
-from fusion_advisor.report import export_report, notebook_html, render_text, write_atomic
+from fusion_advisor.report import export_report, notebook_html, render_text
+from fusion_advisor.report.files import check_module, write_module
 
 if TYPE_CHECKING:
     import pandas
@@ -292,8 +293,9 @@ class Advice:
 
         For code in installed packages, which are never edited.  It holds the kernels of one
         finding, several, or all (``None``); those that cannot be in it are left out, and noted in
-        the report.
+        the report.  A Python file that is no such module is never overwritten (``ReportError``).
         """
+        check_module(path)
         every = [finding.id for finding in self.report.findings]
         named = every if finding_id is None else _ids(finding_id, self.report)
         chosen = [self.finding(one) for one in named]
@@ -315,7 +317,7 @@ class Advice:
         left_out += without_kernel
         news = tuple(f"not exported, {one}" for one in left_out)
         self._keep(lambda now: {"notes": (*now.notes, *news)})
-        return write_atomic(path, text)
+        return write_module(path, text)
 
     def reapply_cell(self, module_name: str = "fused_model", model: str = "model") -> str:
         """Text of a notebook cell that puts an exported module's kernels back after a restart."""

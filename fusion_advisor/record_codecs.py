@@ -20,6 +20,9 @@ from fusion_advisor.records import Constant, SourceSpan, Symbol, ValueRef
 _SYMBOL_KINDS = frozenset(typing.get_args(typing.get_type_hints(Symbol)["kind"]))
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
+# Nothing that is counted here comes near; beyond it, figures made of it fit no float.
+_MAX_INTEGER_BITS = 256
+
 JsonValue = Any  # what the json module reads and writes
 
 
@@ -98,6 +101,8 @@ def _decode_float(data: JsonValue) -> float:
 def _plain(kind: type, what: str) -> Codec:
     def check(value: Any, _: SharedSpans | None) -> Any:
         if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+            if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS:
+                raise _expected(f"{what} of at most {_MAX_INTEGER_BITS} bits", value)
             return value
         raise _expected(what, value)
 
@@ -113,7 +118,11 @@ def _encode_number(value: Any, _: SharedSpans | None) -> JsonValue:
 
 
 def _decode_number(data: JsonValue, _: SharedSpans | None) -> Any:
-    if isinstance(data, int | float) and not isinstance(data, bool):
+    if isinstance(data, float):
+        return data
+    if isinstance(data, int) and not isinstance(data, bool):
+        if data.bit_length() > _MAX_INTEGER_BITS:
+            raise _expected(f"a number of at most {_MAX_INTEGER_BITS} bits", data)
         return data
     return _decode_float(data)
 

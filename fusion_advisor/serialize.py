@@ -86,7 +86,7 @@ def load_report(text: str) -> Report:
     if type(version) is not int or version < 1:
         raise ReportError("This report is damaged: it has no schema version.")
     if version > SCHEMA_VERSION:
-        writer = document.get("written_by", "a newer version")
+        writer = str(document.get("written_by", "a newer version"))[:40]
         raise ReportError(
             f"This report was written by Fusion Advisor {writer} (schema {version}); this is "
             f"{__version__} (schema {SCHEMA_VERSION}). Run: pip install --upgrade fusion-advisor"

@@ -63,7 +63,7 @@ def find_comments(text: str) -> IgnoreMap:
     comments: dict[int, IgnoreComment] = {}
     tails: dict[int, int] = {}
     open_from: int | None = None  # the line of the last token that was more than a closing bracket
-    if "ignore" not in text:
+    if "ignore" not in text.lower():
         return IgnoreMap(comments=comments, tails=tails)
     for token in _tokens(text):
         line = token.start[0]
@@ -102,9 +102,18 @@ def _tokenized(text: str) -> tuple[list[tokenize.TokenInfo], bool]:
 
 
 def _parsed(comment: str) -> IgnoreComment | None:
-    match = _COMMENT.search(comment)
-    if match is None:
+    """What all requests in one comment ask for together."""
+    asked = [_request(match) for match in _COMMENT.finditer(comment)]
+    if not asked:
         return None
+    return IgnoreComment(
+        codes=frozenset().union(*(one.codes for one in asked)),
+        everything=any(one.everything for one in asked),
+        complaint="; ".join(one.complaint for one in asked if one.complaint),
+    )
+
+
+def _request(match: re.Match[str]) -> IgnoreComment:
     if not match["rest"].strip():
         return IgnoreComment(codes=frozenset(), everything=True)
     named = [word.strip() for word in (match["codes"] or "").split(",") if word.strip()]

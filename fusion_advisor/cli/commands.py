@@ -29,7 +29,7 @@ from fusion_advisor.report.files import (
     read_text,
     render,
     suffixes_text,
-    write_atomic,
+    write_module,
 )
 from fusion_advisor.rules import RULES, explain
 
@@ -333,7 +333,7 @@ def _kernel(parsed: argparse.Namespace) -> int:
     if parsed.output is None:
         print(kernel.text.rstrip("\n"))
     else:
-        print(f"Kernel written to {write_atomic(parsed.output, kernel.text)}")
+        print(f"Kernel written to {write_module(parsed.output, kernel.text)}")
     return DONE
 
 

@@ -206,8 +206,6 @@ class Requests:
         path = Path(asked or f"{_module_name(advice.fuse(finding.id).entry)}.py")
         if path.suffix != ".py" or not path.stem.isidentifier():
             raise UsageError(f"{path.name} cannot be imported: name the module like fused_model.py")
-        if asked is None:
-            _refuse_foreign(path)
         written = advice.export_module(path, finding.id, measure=False)
         source = advice.reapply_cell(written.stem, _model_name(profile, finding))
         return {"type": "cell", "source": source, "path": str(written)}
@@ -308,12 +306,6 @@ def _until_done(job: Job) -> Callable[[str, float], None]:
 
 def _module_name(entry: str) -> str:
     return entry if entry.startswith("fused_") else f"fused_{entry}"
-
-
-def _refuse_foreign(path: Path) -> None:
-    """Raise ``FixError`` where a file is in the way that is not one of these modules."""
-    if path.exists() and "Made by Fusion Advisor." not in path.read_text("utf-8", "replace")[:2000]:
-        raise FixError(f"{path} is a file of yours: give another path")
 
 
 def _model_name(profile: Profile, finding: Finding) -> str:

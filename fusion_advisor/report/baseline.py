@@ -6,6 +6,7 @@ Read from a whole report too.  A baseline is small, sorted text: it reads well i
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -135,4 +136,22 @@ def load_baseline(text: str) -> Figures:
         figures: Figures = record_codec(Figures).decode(document.get("figures"), None)
     except MismatchError as mismatch:
         raise ReportError(f"this baseline is damaged at {mismatch.describe('figures')}") from None
+    _check_possible(figures)
     return figures
+
+
+def _check_possible(figures: Figures) -> None:
+    """Refuse figures that no run has: against them everything is worse, or nothing."""
+    numbers = {
+        name: getattr(record, name)
+        for record, names in (
+            (figures, ("fused_ops", "ops", "bytes", "kernels", "wall_us", "wall_spread_us")),
+            (figures.machine, ("bandwidth_gb_per_s", "dispatch_us")),
+        )
+        for name in names
+    }
+    for name, value in numbers.items():
+        if not 0 <= value < math.inf:
+            raise ReportError(f"this baseline is damaged at figures: {name} cannot be {value}")
+    if figures.fused_ops > figures.ops:
+        raise ReportError("this baseline is damaged at figures: fused_ops are more than ops")

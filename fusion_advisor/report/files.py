@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -152,18 +153,27 @@ def _check_folder(target: Path) -> None:
 
 
 def write_atomic(path: str | Path, text: str) -> Path:
-    """Write UTF-8 ``text`` to ``path`` in one step; ``ReportError`` leaves what was there alone."""
+    """Write UTF-8 ``text`` to ``path`` in one step; ``ReportError`` leaves what was there alone.
+
+    A pipe or a device (``/dev/stdout``) is written to, and stays what it is.
+    """
     target = _expanded(path)
-    if os.path.islink(target):
-        target = target.resolve()  # replace what the link points to, not the link
+    if os.path.islink(target) and not _is_special(target):
+        try:
+            target = target.resolve()  # replace what the link points to, not the link
+        except (OSError, RuntimeError) as error:
+            raise ReportError(f"cannot write {target}: the link leads to itself") from error
     _check_folder(target)
     if os.path.exists(target) and not os.access(target, os.W_OK):
         raise ReportError(f"cannot write {target}: it is read-only; choose another path")
     data = text.encode("utf-8", errors="backslashreplace")
     temporary = ""
     try:
+        if _is_special(target):
+            target.write_bytes(data)
+            return target
         mode = target.stat().st_mode & 0o7777 if target.exists() else 0o666 & ~_umask()
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:48]}.", dir=target.parent)
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
         os.chmod(temporary, mode)
@@ -176,6 +186,42 @@ def write_atomic(path: str | Path, text: str) -> Path:
         _remove(temporary)
         raise
     return target
+
+
+# Modules that were written here: those with ``apply`` and ``undo``, and a single kernel's, which
+# holds nothing behind its fused function.
+_MODULE_MARK = "Made by Fusion Advisor."
+_KERNEL_MODULE = re.compile(r"\A# .*^\w+ = FusedFunction\(\n(?:    [^\n]*\n)*\)\s*\Z", re.S | re.M)
+
+
+def check_module(path: str | Path) -> None:
+    """``ReportError`` if a module cannot be written there: a person's own code is in the way."""
+    target = _expanded(path)
+    _check_folder(target)
+    if not os.path.isfile(target):
+        return
+    try:
+        there = target.read_text("utf-8", "replace")
+    except OSError as error:
+        raise ReportError(
+            f"cannot write {target}: {error.strerror}; choose another path"
+        ) from error
+    if there.strip() and _MODULE_MARK not in there[:2000] and not _KERNEL_MODULE.match(there):
+        raise ReportError(
+            f"{target} is a file of yours, not a module of kernels: it is not overwritten; "
+            "choose another path"
+        )
+
+
+def write_module(path: str | Path, text: str) -> Path:
+    """Write generated Python as ``write_atomic`` does, over nothing or over such a module."""
+    check_module(path)
+    return write_atomic(path, text)
+
+
+def _is_special(target: Path) -> bool:
+    """Neither a file nor a folder: moving a file over it would take it away from everybody."""
+    return os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target)
 
 
 def _umask() -> int:

@@ -7,6 +7,7 @@ beyond what their own spread explains.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -213,7 +214,7 @@ def _time(baseline: Figures, now: Figures, limits: Limits) -> Line:
 
 
 def _spread_text(figures: Figures) -> str:
-    if figures.wall_us <= 0:
+    if not 0 < figures.wall_us < math.inf:
         return "not measured"
     return f"{time_text(figures.wall_us)} ± {time_text(figures.wall_spread_us)}"
 
@@ -221,9 +222,9 @@ def _spread_text(figures: Figures) -> str:
 def _why_no_time(baseline: Figures, now: Figures) -> str:
     """Why times are not compared; empty where they are."""
     for which, figures in (("baseline", baseline), ("report", now)):
-        if figures.wall_us <= 0:
+        if not 0 < figures.wall_us < math.inf:
             return f"the {which} has no measured time"
-        if figures.wall_spread_us <= 0:
+        if not 0 < figures.wall_spread_us < math.inf:
             return f"the {which} was timed once: its spread is not known"
     old, new = baseline.machine, now.machine
     for what, one, other in (
@@ -241,7 +242,8 @@ def _why_no_time(baseline: Figures, now: Figures) -> str:
         ("memory bandwidth", old.bandwidth_gb_per_s, new.bandwidth_gb_per_s),
         ("dispatch time", old.dispatch_us, new.dispatch_us),
     ):
-        if min(before, after) <= 0 or max(before, after) > CEILING_RATIO * min(before, after):
+        least, most = sorted((before, after))
+        if not (least > 0 and most <= CEILING_RATIO * least < math.inf):  # not a number: neither
             return (
                 f"the machine's {what} was {plain_number(before)} and is now {plain_number(after)}:"
                 " another machine, or a busy one"

@@ -465,11 +465,16 @@ def test_an_installed_function_is_marked_on_the_call_that_reached_it(kernel, fro
     assert kernel.value("float((fused - plain).abs().max())") < 1e-5
     kernel.run(f"{module}.undo(net)")
 
-    (tmp_path / "fused_mine.py").write_text("keep = 'this'\n")
     (tmp_path / name).write_text("keep = 'this'\n")
-    for fields, said in [({}, "is a file of yours"), ({"path": "not a module.py"}, "imported")]:
+    for fields, said in [
+        ({}, "is a file of yours"),
+        ({"path": name}, "is a file of yours"),
+        ({"path": "not a module.py"}, "imported"),
+    ]:
         answer = front_end.get("reapply_cell", finding=found["id"], **fields)
         assert answer["type"] == "failed" and said in answer["message"]
+    answer = front_end.get("export", path=name, finding=found["id"])
+    assert answer["type"] == "failed" and "is a file of yours" in answer["message"]
     assert (tmp_path / name).read_text() == "keep = 'this'\n"
     named = front_end.get("reapply_cell", finding=found["id"], path="fused_other.py")
     assert named["path"].endswith("fused_other.py") and (tmp_path / "fused_other.py").exists()

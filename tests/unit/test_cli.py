@@ -265,6 +265,10 @@ def test_stored_kernel_is_printed(saved, tmp_path, capsys):
     target = tmp_path / "k.py"
     assert main(["kernel", saved, "F1", "-o", str(target)]) == 0
     assert target.read_text() == KERNEL_TEXT
+    target.write_text("mine = 1\n")
+    assert main(["kernel", saved, "F1", "-o", str(target)]) == 2
+    assert "is a file of yours" in capsys.readouterr().err
+    assert target.read_text() == "mine = 1\n"
 
 
 def test_explain(capsys):

@@ -93,6 +93,38 @@ def test_what_is_no_baseline_says_why(text, message):
         load_baseline(text)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"bytes": -1}, "bytes cannot be -1"),
+        ({"kernels": -5}, "kernels cannot be -5"),
+        ({"fused_ops": 10**6}, "fused_ops are more than ops"),
+        ({"wall_us": float("nan")}, "wall_us cannot be nan"),
+        ({"wall_spread_us": float("inf")}, "wall_spread_us cannot be inf"),
+        ({"machine": {"dispatch_us": -2.0}}, "dispatch_us cannot be -2"),
+        ({"bytes": 10**400}, r"figures\.bytes: expected .* at most 256 bits"),
+        ({"wall_us": 10**400}, r"figures\.wall_us: expected a number of at most 256 bits"),
+    ],
+)
+def test_figures_that_no_run_has_are_damage(figures, change, said):
+    document = json.loads(dump_baseline(figures))
+    machine = {**document["figures"]["machine"], **change.get("machine", {})}
+    document["figures"] |= {**change, "machine": machine}
+    with pytest.raises(ReportError, match=f"this baseline is damaged at .*{said}"):
+        load_baseline(json.dumps(document))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.0])
+def test_a_time_that_is_none_is_not_compared(figures, number):
+    for change in ({"wall_us": number}, {"wall_spread_us": number}):
+        strange = dataclasses.replace(figures, **change)
+        assert time_outcome(figures, strange) == time_outcome(strange, figures) == "not compared"
+    for name in ("dispatch_us", "bandwidth_gb_per_s"):
+        machine = dataclasses.replace(figures.machine, **{name: number})
+        strange = dataclasses.replace(figures, machine=machine)
+        assert time_outcome(figures, strange) == time_outcome(strange, figures) == "not compared"
+
+
 def test_equal_figures_are_no_regression(figures):
     comparison = compare(figures, figures, Limits())
     assert not comparison.regressed

@@ -12,7 +12,7 @@ import torch
 
 from fusion_advisor import advisor
 from fusion_advisor.analysis.ignoring import find_comments
-from fusion_advisor.errors import FixError
+from fusion_advisor.errors import FixError, ReportError
 from fusion_advisor.recorder.source import forget_cells, register_cell
 from fusion_advisor.records import Finding, Report, SourceSpan
 from fusion_advisor.serialize import dump_report, load_report
@@ -36,6 +36,8 @@ def span(line: int, end_line: int) -> SourceSpan:
         ("y = a * b  # fuse: ignore[FUS003]", 1, 1, False),
         ("y = a * b  # fuse: ignore[]", 1, 1, False),
         ("y = a * b  # fuse: ignore[FUS001", 1, 1, False),  # says what is wrong, ignores nothing
+        ("y = a * b  # FUSE: IGNORE", 1, 1, True),
+        ("y = a * b  # fuse: ignore[FUS003]  # fuse: ignore[FUS001]", 1, 1, True),
         ("y = a * b  # fuse: ignored elsewhere", 1, 1, False),
         ("y = a * b + len('# fuse: ignore')", 1, 1, False),
         ("y = '''\n# fuse: ignore\n''' * a", 1, 3, False),
@@ -151,6 +153,9 @@ def test_applying_all_leaves_the_ignored_alone(tmp_path, monkeypatch):
     assert {line: one.ignored for line, one in by_line.items()} == {4: True, 5: False}
     assert [fix.finding for fix in advice.apply()] == [by_line[5].id]
     advice.undo()
+    with pytest.raises(ReportError, match="is a file of yours"):
+        advice.export(tmp_path / f"{name}.py")
+    assert "def chain" in (tmp_path / f"{name}.py").read_text()
     advice.export_module(tmp_path / "fused_chain.py")
     assert f"not exported, {by_line[4].id}: ignored by a comment" in advice.report.notes
     advice.close()

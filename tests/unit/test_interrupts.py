@@ -54,6 +54,8 @@ class Model(torch.nn.Module):
         return self.drop(self.norm(self.second(x)))
 
 
+EARLIER = '"""Fused kernels\n\nMade by Fusion Advisor.\n"""\n'
+
 CODE = (First.forward, Second.forward, Model.forward)
 
 
@@ -371,7 +373,7 @@ def test_while_exporting(
     _, advice = validated
     for name in ("report.html", "report.json", "report.txt", "fused_model.py"):
         path = tmp_path / name
-        path.write_text("mine")
+        path.write_text(EARLIER)
         write = advice.export_module if name.endswith(".py") else advice.export
         for target in ("os.fdopen", "os.replace"):
             with monkeypatch.context() as patch, left_alone():
@@ -379,9 +381,9 @@ def test_while_exporting(
                 with pytest.raises(KeyboardInterrupt):
                     write(path)
                 assert calls
-            assert path.read_text() == "mine"
+            assert path.read_text() == EARLIER
             assert not list(tmp_path.glob(".*"))  # the half-written one is gone
-    assert all(one.read_text() == "mine" for one in tmp_path.iterdir())
+    assert all(one.read_text() == EARLIER for one in tmp_path.iterdir())
 
 
 def test_while_a_file_is_edited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import os
 import re
 import stat
 from pathlib import Path
@@ -14,9 +15,11 @@ from report_fixture import KERNEL_TEXT, rich_report
 from fusion_advisor.errors import ReportError
 from fusion_advisor.quantities import bytes_text, percent_text, plural, time_text, times_text
 from fusion_advisor.report import export_report, read_text, write_atomic
-from fusion_advisor.report.files import FORMATS, check_export, format_of
+from fusion_advisor.report.files import FORMATS, check_export, format_of, write_module
 from fusion_advisor.report.highlight import highlight
 from fusion_advisor.report.values import dedented, one_line, op_text, printable
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "data"
 
 
 @pytest.mark.parametrize(
@@ -216,3 +219,38 @@ def test_unreadable_files_are_explained(tmp_path):
     (tmp_path / "bad.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ReportError, match="not UTF-8 text"):
         read_text(tmp_path / "bad.json")
+
+
+def test_a_module_is_written_over_modules_alone(tmp_path: Path) -> None:
+    kernel = (GOLDEN / "gelu_float32.py.txt").read_text("utf-8")
+    target = tmp_path / "kernels.py"
+    for earlier in ("", kernel, '"""Fused kernels\n\nMade by Fusion Advisor.\n"""\nx = 1\n'):
+        target.write_text(earlier)
+        assert write_module(target, "new = 1\n").read_text() == "new = 1\n"
+    # A source that a kernel was edited into begins like one, and goes on.
+    for mine in ("import torch\n", "#!/usr/bin/env python\n", f"{kernel}\n\nprint('mine')\n"):
+        target.write_text(mine)
+        with pytest.raises(ReportError, match=r"kernels\.py is a file of yours"):
+            write_module(target, "new")
+        assert target.read_text() == mine
+
+
+def test_pipes_stay_pipes_and_links_to_themselves_are_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.html"
+    os.mkfifo(pipe)
+    (tmp_path / "link.html").symlink_to(pipe)
+    for name in ("pipe.html", "link.html"):
+        with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+            write_atomic(tmp_path / name, "new")
+            assert reader.read() == b"new"
+    assert pipe.is_fifo() and (tmp_path / "link.html").is_symlink()
+    loop = tmp_path / "loop.html"
+    loop.symlink_to(loop)
+    with pytest.raises(ReportError, match=r"cannot write .*loop\.html: "):
+        write_atomic(loop, "new")
+    assert loop.is_symlink()
+
+
+def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path: Path) -> None:
+    target = tmp_path / f"{'n' * 250}.html"
+    assert write_atomic(target, "new").read_text() == "new"
