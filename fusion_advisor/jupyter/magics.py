@@ -36,7 +36,7 @@ from fusion_advisor.jupyter.options import (
 )
 from fusion_advisor.jupyter.profiles import Profiles
 from fusion_advisor.jupyter.progress import Progress, show
-from fusion_advisor.jupyter.settings import Settings
+from fusion_advisor.jupyter.settings import Settings, possible_config
 from fusion_advisor.report.files import check_export
 from fusion_advisor.report.notebook import finding_html, notebook_html
 from fusion_advisor.report.text import render_finding, render_text
@@ -80,7 +80,7 @@ class FuseMagics(Magics):
     marks = Bool(True, help="Mark findings in the notebook's cells.").tag(config=True)
 
     def __init__(self, shell: Any, earlier: FuseMagics | None = None) -> None:
-        super().__init__(shell=shell)
+        super().__init__(shell=shell, config=possible_config(shell, type(self)))
         self.host: Any = shell
         self.book: CellBook = CellBook(shell) if earlier is None else earlier.book
         self.profiles: Profiles = Profiles(self.book) if earlier is None else earlier.profiles

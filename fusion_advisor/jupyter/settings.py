@@ -4,15 +4,40 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from traitlets import TraitError
+from traitlets import HasTraits, TraitError
+from traitlets.config import Config
+from traitlets.config.loader import DeferredConfig
 
 if TYPE_CHECKING:
     from fusion_advisor.jupyter.magics import FuseMagics
 
 # What a front end may set.  Kernels are generated to match eager, so "match" is not among them.
 SETTINGS = ("target", "device", "top", "min_saving_us", "marks")
+
+
+def possible_config(shell: Any, magics_class: type[FuseMagics]) -> Config | None:
+    """The shell's configuration without values that the magics' traits refuse, which are said.
+
+    A mistyped ``%config`` stays in the shell's own; it must not stop the next ``%reload_ext``.
+    """
+    config: Config | None = deepcopy(getattr(shell, "config", None))
+    if config is None:
+        return None
+    section = config.get(magics_class.__name__, {})
+    traits: Mapping[str, Any] = magics_class.class_traits(config=True)
+    for name in [name for name in section if name in traits]:
+        value = section[name]
+        try:
+            if isinstance(value, DeferredConfig):
+                value = value.get_value(traits[name])
+            traits[name]._validate(HasTraits(), value)
+        except (TraitError, ValueError) as error:
+            print(f"{magics_class.__name__}.{name} = {value!r} is left out: {error}")
+            del section[name]
+    return config
 
 
 class Settings:

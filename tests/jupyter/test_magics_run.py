@@ -361,3 +361,20 @@ def test_a_model_call_can_be_repeated_with_or_without_a_semicolon():
         assert repeatable_call(text, names) is None, text
     for text in ("model(f(x))", "f(x)", "y = model(x)", "model(x); model(x)", "model(", ""):
         assert repeatable_call(text, names) is None, text
+
+
+def test_a_mistyped_config_does_not_stop_a_reload(shell, capsys):
+    run(shell, "%load_ext fusion_advisor")
+    try:
+        run(shell, "%config FuseMagics.top = 0")  # refused, and yet in the shell's own from now on
+        run(shell, "%config FuseMagics.target = 'cpu'")
+        capsys.readouterr()
+        assert run(shell, "%reload_ext fusion_advisor").success
+        assert "FuseMagics.top = 0 is left out: " in capsys.readouterr().out
+        magics = shell.magics_manager.registry["FuseMagics"]
+        assert (magics.top, magics.target) == (10, "cpu")
+        assert magics.settings.value("top") == 10
+        assert shell.find_line_magic("fuse_profile") is not None
+        assert sum(type(one) is type(magics) for one in shell.configurables) == 1
+    finally:
+        shell.config.pop("FuseMagics", None)
