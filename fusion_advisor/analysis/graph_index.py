@@ -17,6 +17,7 @@ from fusion_advisor.records import OpGraph, OpNode, TensorSpec
 Context = tuple[object, ...]
 Numbers = tuple[int, ...]
 
+_ID = attrgetter("id")
 _VALUE_FORM = attrgetter("dtype", "shape", "strides", "device", "flags")
 
 
@@ -73,10 +74,10 @@ class GraphIndex:
 def build_index(graph: OpGraph) -> GraphIndex:
     """Index ``graph``; raises AnalysisError where it refers to values it does not hold."""
     nodes, specs = graph.nodes, graph.values
-    positions = {node.id: i for i, node in enumerate(nodes)}
+    positions = dict(zip(map(_ID, nodes), range(len(nodes)), strict=True))
     if len(positions) != len(nodes):
         raise AnalysisError("two ops of the recording share an id; record it again")
-    numbers = {spec.id: number for number, spec in enumerate(specs)}
+    numbers = dict(zip(map(_ID, specs), range(len(specs)), strict=True))
     wires = _Wires(graph, numbers)
     try:
         wires.run()
@@ -160,6 +161,9 @@ class _Wires:
         calls: dict[tuple[object, ...], int] = {}
         made_late = False
         seen_by_python = -1
+        add_read, add_made = self.reads.append, self.makes.append
+        add_sources, add_needed = self.sources.append, self.dependencies.append
+        add_call = self.calls.append
         for position, node in enumerate(self.nodes):
             read, made = tuple(map(number, node.inputs)), tuple(map(number, node.outputs))
             sources: list[int] = []
@@ -183,29 +187,30 @@ class _Wires:
                 needed.append(seen_by_python)
             if node.kind == "host-sync":
                 seen_by_python = position
-            written: Numbers = ()
+            written: Numbers = ()  # places among the inputs
             if node.mutates:
-                written = tuple(map(number, node.mutates))
+                changed = tuple(map(number, node.mutates))
                 before = set(needed)
-                self._write(position, written, before)
-                self.dependencies.append(tuple(before))
+                self._write(position, changed, before)
+                add_needed(tuple(before))
+                written = tuple([read.index(value) for value in changed if value in read])
             else:
-                self.dependencies.append(tuple(set(needed) if len(needed) > 1 else needed))
+                add_needed(tuple(set(needed) if len(needed) > 1 else needed))
             for value in made:
                 if makers[value] < 0:
                     makers[value] = position
                     made_late = made_late or bool(users[value])
-            self.reads.append(read)
-            self.makes.append(made)
-            self.sources.append(tuple(sources))
+            add_read(read)
+            add_made(made)
+            add_sources(tuple(sources))
             call = (
                 node.op,
                 node.kind,
                 tuple([forms[value] for value in read]),
                 tuple([forms[value] for value in made]),
-                tuple([read.index(value) for value in written if value in read]),
+                written,
             )
-            self.calls.append(calls.setdefault(call, len(calls)))
+            add_call(calls.setdefault(call, len(calls)))
         if made_late:  # an op gives back a value that was there before
             self.sources = [tuple([makers[value] for value in read]) for read in self.reads]
 
