@@ -328,9 +328,9 @@ class Applier:
         if self.rerun is None or not pieces:
             return
         rerun = self.rerun
-        modules = [
-            module for module in map(self.recording.module, self.recording.modules) if module
-        ]
+        held = map(self.recording.module, self.recording.modules)
+        # By identity: a container may be empty, and a compiled model has no truth value.
+        modules = [module for module in held if module is not None]
         waiting = sorted(pieces, key=lambda one: one.finding.estimate.saved_mid_us)
         switches = [piece.fused for piece in pieces]
 

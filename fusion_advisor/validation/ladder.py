@@ -114,8 +114,16 @@ def validate(
 
     Every rung is passed, failed, or not run with the reason; after a failed rung
     the later ones are not run.  Nothing outside the result is changed, also when
-    interrupted.
+    interrupted.  Asked for under ``torch.inference_mode``, the rungs run without it: gradients
+    are checked too.
     """
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return validate(
+                kernel, graph, candidate, reference=reference, reference64=reference64,
+                captured=captured, ceilings=ceilings, targets=targets, measure=measure,
+                predicted_us=predicted_us, proven=proven, progress=progress,
+            )  # fmt: skip
     session = Session(kernel, graph, candidate, reference, reference64, captured)
     ladder, findings = _Ladder(progress), _Findings()
     if measure and proven is not None and proven.status == "passed":

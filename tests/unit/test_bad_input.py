@@ -227,12 +227,52 @@ def test_inference_mode_inside_and_outside() -> None:
     assert advice.report.capture.proof.status == "passed"
 
 
+def test_a_kernel_is_validated_and_put_in_place_under_inference_mode() -> None:
+    model = Scaled()
+    with left_alone(code=(Scaled.forward,)), torch.inference_mode():
+        expected = model(X)
+        advice = profile(model, X)
+        (fix,) = advice.apply()
+        assert not fix.undone, fix.reason
+        assert torch.equal(model(X), expected)
+        advice.undo()
+
+
 def test_a_compiled_model_is_recorded_as_its_uncompiled_code() -> None:
     model = torch.compile(Net(), backend="eager")
     with left_alone():
         advice = profile(model, X)
     assert any("torch.compile" in note for note in advice.report.notes)
     assert len(advice.report.capture.graph.nodes) >= 4
+    code, expected = Scaled.forward.__code__, model(X)
+    for fix in advice.apply():
+        assert not fix.undone or "slower" in fix.reason
+    assert torch.equal(model(X), expected)
+    advice.undo()
+    assert Scaled.forward.__code__ is code and torch.equal(model(X), expected)
+
+
+class Holder(torch.nn.Module):
+    """A module that is false in a condition, with a buffer that each call changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.norm(x) * 2.0 + 1.0)
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_buffers_of_an_empty_container_are_kept_while_calls_are_compared() -> None:
+    model = Holder()
+    advice = profile(model, X)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    advice.apply()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    advice.undo()
 
 
 @pytest.mark.parametrize("wrap", [torch.jit.script, lambda model: torch.jit.trace(model, X)])
