@@ -27,6 +27,9 @@ AWAIT_MESSAGE = (
     "then profile the call that uses the result"
 )
 
+# Blank lines that a person leaves at the end of a cell.
+MOST_LINE_ENDS = 5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
@@ -120,7 +123,15 @@ class CellBook:
         inputs = self._shell.history_manager.input_hist_raw
         for number, raw in enumerate(inputs):
             if number and raw:
-                self.add(self._cell(raw, number, None), first_line=1 + blank_lines_above(raw))
+                for cell in self._as_it_ran(raw, number):
+                    self.add(cell, first_line=1 + blank_lines_above(raw))
+
+    def _as_it_ran(self, raw: str, number: int) -> list[Cell]:
+        """A cell of the history with each end it ran with: the history has lost line ends."""
+        texts = [raw + "\n" * ends for ends in range(MOST_LINE_ENDS + 1)]
+        cells = [self._cell(text, number, None) for text in texts]
+        # IPython keeps there what it compiled.
+        return [cell for cell in cells if cell.name in linecache.cache] or cells[:1]
 
     def text_with_hash(self, digest: str) -> str | None:
         """The text of the cell whose SHA-256 is ``digest``."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
+from ipykernel.compiler import XCachingCompiler
 
 from fusion_advisor.recorder.source import find_cell
 
@@ -288,6 +290,23 @@ def test_cells_run_before_loading_are_known(shell, advisor):
     run(shell, "%fuse_profile old()")
     span = _span(shell, "old")
     assert (span.text, span.line, span.execution_count) == ("note('old')", 3, 2)
+
+
+@pytest.mark.parametrize("ends", [1, 3])
+def test_cells_run_before_loading_are_known_with_line_ends_at_their_end(
+    shell, advisor, monkeypatch, ends
+):
+    # A notebook's kernel names code by the cell's whole text; the history is without its end.
+    monkeypatch.setattr(shell, "compile", XCachingCompiler())
+    run(shell, NOTE)
+    text = "def old():\n    return note('old')" + "\n" * ends
+    run(shell, text)
+    run(shell, "%load_ext fusion_advisor")
+    run(shell, "%fuse_profile old()")
+    span = _span(shell, "old")
+    assert (span.text, span.line, span.execution_count) == ("note('old')", 2, 2)
+    book = shell.magics_manager.registry["FuseMagics"].book
+    assert book.text_with_hash(hashlib.sha256(text.encode()).hexdigest()) == text
 
 
 def test_cell_id_is_kept_across_a_nested_run_cell(loaded):
