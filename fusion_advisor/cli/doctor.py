@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata, util
+from pathlib import Path
 
 from fusion_advisor.records import Environment
 
@@ -43,7 +45,7 @@ def examine() -> tuple[Check, ...]:
         _package("pandas", "findings and ops as tables", "pip install pandas"),
         _package("jupyterlab", "notebooks in a browser", LAB_EXTRA),
     ]
-    for probe in (_devices, _threads):
+    for probe in (_extension, _devices, _threads):
         checks.append(_guarded(probe))
     return tuple(checks)
 
@@ -79,6 +81,30 @@ def _guarded(probe: Callable[[], Check]) -> Check:
     except Exception as error:  # a broken driver or library may raise anything
         name = probe.__name__.strip("_")
         return Check(name=name, ok=False, found=f"could not be examined: {error}")
+
+
+def _extension() -> Check:
+    """The JupyterLab extension where this Python's JupyterLab looks: wheels can be without it."""
+    for folder in _labextension_folders():
+        package = folder / "fusion-advisor" / "package.json"
+        if package.is_file():
+            version = json.loads(package.read_text(encoding="utf-8"))["version"]
+            found = f"{version} (marks and actions in JupyterLab's cells)"
+            return Check(name="extension", ok=True, found=found)
+    return Check(
+        name="extension",
+        ok=False,
+        found="would mark findings in JupyterLab's cells",
+        remedy="a wheel that was built where node is; in a checkout: make extension",
+    )
+
+
+def _labextension_folders() -> list[Path]:
+    if util.find_spec("jupyter_core") is None:
+        return [Path(sys.prefix, "share", "jupyter", "labextensions")]
+    from jupyter_core.paths import jupyter_path
+
+    return [Path(folder) for folder in jupyter_path("labextensions")]
 
 
 def _devices() -> Check:

@@ -198,11 +198,16 @@ def find_function(
             continue
         if best is None or code.co_firstlineno > best.__code__.co_firstlineno:
             best = function
+    if best is None and not span.function:
+        raise FixError(
+            f"{span.file}:{span.line} is not inside a function, so there is none to swap while it "
+            "lives: edit the text instead, or put the expression into a function and profile again"
+        )
     if best is None:
         raise FixError(
-            f"no live function holds {span.file}:{span.line} "
-            f"({span.function or 'module level'}), so there is none to swap: it was defined again, "
-            "or another kernel is in place there (take that one out, then profile again)"
+            f"no live function holds {span.file}:{span.line} ({span.function}), so there is none "
+            "to swap: it was defined again, or another kernel is in place there (take that one "
+            "out, then profile again)"
         )
     return best
 

@@ -304,6 +304,21 @@ def test_doctor_tells_what_is_missing_and_how_to_install_it(monkeypatch):
     assert "To have the rest" not in render_checks((Check(name="a", ok=True, found="1"),))
 
 
+def test_doctor_tells_whether_jupyterlab_has_the_extension(monkeypatch, tmp_path):
+    from fusion_advisor.cli import doctor
+
+    monkeypatch.setattr(doctor, "_labextension_folders", lambda: [tmp_path])
+    without = doctor._extension()
+    assert not without.ok
+    assert not without.required
+    assert "make extension" in render_checks((without,))
+    folder = tmp_path / "fusion-advisor"
+    folder.mkdir()
+    (folder / "package.json").write_text('{"version": "7.8.9"}')
+    assert doctor._extension().ok
+    assert "7.8.9" in doctor._extension().found
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_names_every_command_and_option(shell):
     text = completion_script(build_parser(), shell)

@@ -13,7 +13,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +212,10 @@ def test_function_is_found_by_its_place(world: World) -> None:
     assert find_function(spans["Block.forward"]) is world.module.Block.forward
     inner = next(span for name, span in spans.items() if name.endswith("inner"))
     assert find_function(inner) is world.module.inner
+    with pytest.raises(FixError, match=r"not inside a function.*edit the text"):
+        find_function(replace(inner, function="", line=1))
+    with pytest.raises(FixError, match=r"no live function holds .*defined again"):
+        find_function(replace(inner, line=1))
 
 
 def test_threads_run_while_it_is_swapped(world: World) -> None:
