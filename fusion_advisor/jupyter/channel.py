@@ -176,6 +176,8 @@ class Channel:
             self._expect(data)
         elif request is None:
             return
+        elif not isinstance(kind, str):
+            raise UsageError(f"a request's type is a text, not {kind!r:.60}")
         elif kind == "list":
             self._started(client, request, "now")
             with self._lock:

@@ -137,6 +137,7 @@ def test_nonsense_is_answered_and_breaks_nothing(kernel, front_end, finding):
     front_end.send({"type": "cancel", "req": "never asked"})
     for kind, fields, said in [
         ("melt", {}, "no request 'melt'"),
+        (["fuse"], {}, "type is a text, not ['fuse']"),
         ("fuse", {}, "needs a text 'finding'"),
         ("fuse", {"finding": 7, "source": ""}, "needs a text 'finding'"),
         ("fuse", {"finding": "F999", "source": ""}, "F999"),
