@@ -71,7 +71,8 @@ class CostModel:
     """Times of the ops and candidates of one run on one device.
 
     ``times`` are measurements on the device of ``ceilings``; leave them out to estimate for a
-    device that is not here.
+    device that is not here.  ``spread`` is how far such a time may be off, as a part of it (the
+    run's interquartile range over its median): savings are no surer than what they are taken from.
     """
 
     def __init__(
@@ -82,11 +83,13 @@ class CostModel:
         ceilings: Ceilings,
         *,
         recompute_in_backward: bool = False,
+        spread: float = 0.0,
     ) -> None:
         self.index = index
         self.traffic = traffic
         self.ceilings = ceilings
         self.recompute_in_backward = recompute_in_backward
+        self.spread = min(1.0, spread)
         self.on_device = not ceilings.device.startswith("cpu")
         self.bandwidth = Bandwidth(ceilings)
         self._gflops = dict(ceilings.gflops)
@@ -204,6 +207,12 @@ class CostModel:
             known = self._estimates[candidate.nodes] = self._estimate(candidate)
         return known
 
+    def unsure_us(self, members: Sequence[int]) -> float:
+        """How far what was measured of some ops may be off, in microseconds, either way."""
+        if not self.spread:
+            return 0.0
+        return self.spread * sum([self.op_us[m] for m in members if self._measured[m] is not None])
+
     def _estimate(self, candidate: FusionCandidate) -> CostEstimate:
         index = self.index
         members = [index.positions[node] for node in candidate.nodes]
@@ -225,6 +234,7 @@ class CostModel:
             before_us += self.op_us[m]
         recompute = before_us if self.recomputes(candidate) else 0.0
         low, mid, high = [self._with_call(time, k) + recompute for k, time in enumerate(fused.us)]
+        unsure = self.unsure_us(members)
         terms = (*fused.terms, ("recompute in backward", recompute)) if recompute else fused.terms
         most, limit = fused.limit
         return _cost_estimate(
@@ -237,9 +247,9 @@ class CostModel:
             time_after_low_us=low,
             time_after_mid_us=mid,
             time_after_high_us=high,
-            saved_low_us=before_us - high,
+            saved_low_us=before_us - unsure - high,
             saved_mid_us=before_us - mid,
-            saved_high_us=before_us - low,
+            saved_high_us=before_us + unsure - low,
             textbook_before_us=fused.textbook[0],
             textbook_after_us=fused.textbook[1],
             registers=fused.registers,

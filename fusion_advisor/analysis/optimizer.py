@@ -38,6 +38,7 @@ def find_optimizer_step(
     high = moving + 2 * overhead * len(kinds)
     if before - mid < least.us:
         return None
+    unsure = model.unsure_us(steps)
     moved = sum(model.traffic.ops[i].total for i in steps)
     nodes = tuple(index.nodes[i].id for i in steps)
     names = ", ".join(sorted({op_name(op) for op in kinds}))
@@ -78,9 +79,9 @@ def find_optimizer_step(
             time_after_low_us=low,
             time_after_mid_us=mid,
             time_after_high_us=high,
-            saved_low_us=before - high,
+            saved_low_us=before - unsure - high,
             saved_mid_us=before - mid,
-            saved_high_us=before - low,
+            saved_high_us=before + unsure - low,
             bound="overhead-bound",
             terms=(("memory", moving), ("launches", overhead * len(kinds))),
         ),

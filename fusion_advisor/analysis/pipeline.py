@@ -115,14 +115,15 @@ def _analyze(capture: Capture, first_id: int, options: AnalysisOptions) -> Analy
     traffic = TrafficModel(index)
     ceilings = options.device or capture.ceilings or ASSUMED_CEILINGS
     here = options.device is None
+    measured = here and capture.wall_us > 0
     model = CostModel(
         index,
         traffic,
         capture.times if here else (),
         ceilings,
         recompute_in_backward=any(node.phase == "backward" for node in index.nodes),
+        spread=capture.wall_spread_us / capture.wall_us if measured else 0.0,
     )
-    measured = here and capture.wall_us > 0
     wall_us = capture.wall_us if measured else sum(model.op_us)
     least = threshold(
         wall_us,

@@ -254,6 +254,20 @@ def test_noise_of_the_run_never_hides_a_large_finding() -> None:
     assert analyze(replace(recording, wall_spread_us=400_000.0)).findings
 
 
+def test_a_saving_is_no_surer_than_the_time_it_is_taken_from() -> None:
+    recording = capture(chain(), us=9000.0, wall_us=36_000.0)
+    sure = analyze(recording).findings[0].estimate
+    noisy = analyze(replace(recording, wall_spread_us=9_000.0)).findings[0].estimate
+    assert noisy.saved_mid_us == sure.saved_mid_us
+    # Three ops of 9 ms, each unsure by the run's own 9 / 36.
+    assert sure.saved_low_us - noisy.saved_low_us == pytest.approx(6750.0)
+    assert noisy.saved_high_us - sure.saved_high_us == pytest.approx(6750.0)
+    elsewhere = replace(recording, wall_spread_us=9_000.0)
+    estimate = analyze(elsewhere, options=AnalysisOptions(device=GPU)).estimates[0]
+    known = analyze(recording, options=AnalysisOptions(device=GPU)).estimates[0]
+    assert estimate == known  # nothing of it was measured
+
+
 def test_backward_recompute_is_counted_against_a_finding() -> None:
     graph = chain()
     b = GraphBuilder()
