@@ -13,7 +13,7 @@ from fusion_advisor import kernels
 from fusion_advisor.applying import WHERE, Applied, Applier
 from fusion_advisor.errors import CodegenError, FixError, UnsupportedOpError, UsageError
 from fusion_advisor.fixes import reapply_cell
-from fusion_advisor.kernels import advice_only, finding_of, source_text
+from fusion_advisor.kernels import finding_of, source_text
 from fusion_advisor.recorder import Recording
 from fusion_advisor.records import (
     IN_PLACE_ALREADY,
@@ -27,6 +27,7 @@ from fusion_advisor.records import (
 )
 from fusion_advisor.report import export_report, notebook_html, render_text
 from fusion_advisor.report.files import check_module, write_module
+from fusion_advisor.report.view import advice_only
 
 if TYPE_CHECKING:
     import pandas

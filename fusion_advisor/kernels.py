@@ -54,13 +54,6 @@ def finding_of(report: Report, finding_id: str) -> Finding:
     raise UsageError(f"there is no finding {finding_id!r} here (there are: {known})")
 
 
-def advice_only(finding: Finding) -> str:
-    """Why no kernel is made of a finding; empty for those that a kernel serves."""
-    if finding.safety != "display-only":
-        return ""
-    return f"{finding.id} is advice without a kernel ({finding.rule}: {finding.title})"
-
-
 def kernel_name(graph: OpGraph, candidate: FusionCandidate) -> str:
     """``fused_`` and the group's distinct ops in order, at most four (``fused_pow_mul_add``)."""
     members = set(candidate.nodes) - set(candidate.views)

@@ -319,7 +319,8 @@ def _kernel(parsed: argparse.Namespace) -> int:
     if finding is None:
         known = ", ".join(one.id for one in report.findings) or "none"
         raise UsageError(f"{parsed.file} has no finding {parsed.finding!r} (there are: {known})")
-    from fusion_advisor.kernels import advice_only, generate_kernel
+    from fusion_advisor.kernels import generate_kernel
+    from fusion_advisor.report.view import advice_only
 
     reason = advice_only(finding)
     if reason:

@@ -14,8 +14,7 @@ import typing
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-
-import torch
+from typing import TYPE_CHECKING
 
 from fusion_advisor.errors import FixError
 from fusion_advisor.fixes.interrupts import uninterrupted
@@ -29,6 +28,9 @@ from fusion_advisor.fixes.live_function import (
 from fusion_advisor.fixes.module_calls import with_helpers
 from fusion_advisor.fixes.text_edits import text_hash
 from fusion_advisor.records import Fix
+
+if TYPE_CHECKING:
+    import torch
 
 _lock = threading.RLock()
 _serial = 0
@@ -135,6 +137,8 @@ def _state_of(module: torch.nn.Module) -> _Patched:
 
 
 def _check_class(module: torch.nn.Module, original: type[torch.nn.Module]) -> None:
+    import torch
+
     if isinstance(module, torch.jit.ScriptModule):
         raise FixError("a scripted module runs no Python code, so there is none to swap")
     for base in original.__mro__:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from fusion_advisor.jupyter.marks import Mark, utf16_length
 from fusion_advisor.jupyter.profiles import NOWHERE, Profile, Profiles, State
-from fusion_advisor.kernels import advice_only
 from fusion_advisor.records import (
     Finding,
     KernelSource,
@@ -18,6 +17,7 @@ from fusion_advisor.records import (
     ValidationResult,
 )
 from fusion_advisor.report.values import printable
+from fusion_advisor.report.view import advice_only
 from fusion_advisor.rules import RULES
 
 MAX_TEXT = 20_000  # characters of a title or message: names of modules and ops can be any length

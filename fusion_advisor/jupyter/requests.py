@@ -27,11 +27,15 @@ from fusion_advisor.jupyter.payloads import (
     why_not_data,
 )
 from fusion_advisor.jupyter.profiles import NOWHERE, Profile, Profiles
-from fusion_advisor.kernels import advice_only
 from fusion_advisor.records import IN_PLACE_ALREADY, Finding, Fix, TextEdit, ValidationResult
 from fusion_advisor.report.files import check_export, render
 from fusion_advisor.report.text import render_finding
-from fusion_advisor.report.view import applied_sentence, timing_sentence, validation_sentence
+from fusion_advisor.report.view import (
+    advice_only,
+    applied_sentence,
+    timing_sentence,
+    validation_sentence,
+)
 from fusion_advisor.rules import explain
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Records a running PyTorch program, proves the recording by replay, and times it.
 
-Names are imported when they are first used: ``capture.source`` serves the magics
+Names are imported when they are first used: ``recorder.source`` serves the magics
 before torch is imported.
 """
 

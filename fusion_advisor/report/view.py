@@ -194,6 +194,13 @@ def ignored(report: Report) -> tuple[Finding, ...]:
     return tuple(finding for finding in report.findings if finding.ignored)
 
 
+def advice_only(finding: Finding) -> str:
+    """Why no kernel is made of a finding; empty for those that a kernel serves."""
+    if finding.safety != "display-only":
+        return ""
+    return f"{finding.id} is advice without a kernel ({finding.rule}: {finding.title})"
+
+
 def _op_names(finding: Finding, nodes: dict[str, OpNode]) -> tuple[str, ...]:
     if not finding.occurrences:
         return ()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from fusion_advisor.errors import FixError
-from fusion_advisor.fixes.text_edits import apply_edits
 from fusion_advisor.jupyter.cell_edit import edited_text, text_diff
 from fusion_advisor.jupyter.options import PROFILE_OPTIONS, parse
 from fusion_advisor.jupyter.progress import Progress
@@ -49,6 +48,9 @@ def test_apply_and_undo_say_what_changed(profiled, advisor, capsys):
 
 
 def test_a_second_kernel_at_the_same_lines_is_refused_with_what_to_do():
+    pytest.importorskip("torch")
+    from fusion_advisor.fixes.text_edits import apply_edits
+
     edits = [TextEdit(start=0, end=4, new="one"), TextEdit(start=2, end=6, new="two")]
     with pytest.raises(FixError, match=r"another kernel is in place.* take that one out first"):
         apply_edits("a text", edits)

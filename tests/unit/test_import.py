@@ -30,3 +30,13 @@ def test_import_is_quick_and_brings_in_nothing_heavy() -> None:
     heavy = {"torch", "numpy", "numba", "pandas", "matplotlib", "IPython", "ipywidgets"}
     assert heavy & runs[0][1] == set()
     assert min(seconds for seconds, _ in runs) < BUDGET_S  # the minimum: the machine may be busy
+
+
+def test_loading_the_magics_imports_no_torch() -> None:
+    """``%load_ext`` stands in the first cell, before anything is profiled."""
+    code = (
+        "import sys, fusion_advisor.jupyter\n"
+        "heavy = {'torch', 'numba', 'pandas', 'matplotlib', 'ipywidgets'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

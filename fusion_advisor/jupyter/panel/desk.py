@@ -13,9 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from fusion_advisor.jupyter.jobs import Job, JobRunner, Listener, Outcome
-from fusion_advisor.kernels import advice_only
 from fusion_advisor.records import ValidationResult
-from fusion_advisor.report.view import FindingView, applied_sentence, validation_sentence
+from fusion_advisor.report.view import (
+    FindingView,
+    advice_only,
+    applied_sentence,
+    validation_sentence,
+)
 
 if TYPE_CHECKING:
     from fusion_advisor.advice import Advice
