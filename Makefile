@@ -14,7 +14,7 @@ export KINETO_LOG_LEVEL := 6
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test extension pictures check bench resolve constraints docs clean
+.PHONY: help demo test conformance extension pictures check bench resolve constraints docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ demo: $(VENV)/.ready ## Profile, fuse, validate and undo on a GPT-2; writes buil
 
 test: $(VENV)/.ready-test ## Run the tests (ARGS="-k words" passes options to pytest)
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
+
+# ARGS="--dtypes float32,int64 --most-samples 2" runs a part, ARGS="--target cuda" the other target.
+conformance: $(VENV)/.ready-test ## Run torch's OpInfo samples through kernels; writes build/conformance.json
+	@$(BIN)/python tests/conformance/run_opinfo.py $(ARGS)
 
 extension: $(VENV)/.ready-test ## Build the JupyterLab extension, for the jupyter lab of .venv
 	@$(BIN)/python tools/front_end.py link

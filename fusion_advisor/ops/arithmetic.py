@@ -330,9 +330,11 @@ def _scaled(call: Call, dtype: str) -> Value:
 
 @op("addcmul.default", parameters="self tensor1 tensor2 *value", flops=3)
 def addcmul(call: Call) -> Value:
-    """``self + value * tensor1 * tensor2``, the last product contracted."""
-    dtype = call.require_float(call.common_dtype("self", "tensor1", "tensor2"))
+    """``self + value * tensor1 * tensor2``, the last product of floats contracted."""
+    dtype = call.require_number(call.common_dtype("self", "tensor1", "tensor2"))
     start, second = call.load("self", dtype), call.load("tensor2", dtype)
+    if is_integer(dtype):
+        return call.emit("add", start, call.emit("mul", _scaled(call, dtype), second))
     return call.store(call.emit("fma", _scaled(call, dtype), second, start), dtype)
 
 

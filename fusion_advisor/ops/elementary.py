@@ -86,9 +86,11 @@ def frac(call: Call) -> Value:
 
 @op("sign.default", "sgn.default", flops=3, discontinuous=True)
 def sign(call: Call) -> Value:
-    """1, 0 or -1 by comparison; NaN gives 0 as eager does on the CPU."""
-    dtype = call.require_number(call.same_dtype("self"))
+    """1, 0 or -1 by comparison; NaN gives 0 as eager does on the CPU, a bool itself."""
+    dtype = call.same_dtype("self")
     value = call.load("self", dtype)
+    if dtype == "bool":
+        return value
     zero, one = call.constant(0, dtype), call.constant(1, dtype)
     if dtype == "uint8":
         return call.emit("select", call.emit("gt", value, zero), one, zero)
@@ -254,8 +256,10 @@ def nan_to_num(call: Call) -> Value:
 @op("heaviside.default", parameters="self values", flops=3, discontinuous=True)
 def heaviside(call: Call) -> Value:
     """1 above zero, ``values`` at zero, else 0; NaN gives 0 as eager does."""
-    dtype = call.require_number(call.common_dtype("self", "values"))
+    dtype = call.common_dtype("self", "values")
     x, at_zero = call.load("self", dtype), call.load("values", dtype)
+    if dtype == "bool":
+        return call.emit("or", x, at_zero)
     zero, one = call.constant(0, dtype), call.constant(1, dtype)
     step = call.emit("select", call.emit("gt", x, zero), one, zero)
     return call.store(call.emit("select", call.emit("eq", x, zero), at_zero, step), dtype)

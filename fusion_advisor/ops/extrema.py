@@ -82,5 +82,8 @@ def clamp_one(call: Call) -> Value:
 @op("clamp_min.Tensor", parameters="self min", flops=1, budget_ulp=1, note=_ZERO_SIGN)
 @op("clamp_max.Tensor", parameters="self max", flops=1, budget_ulp=1, note=_ZERO_SIGN)
 def clamp_one_tensor(call: Call) -> Value:
-    """Clamp on one side by a tensor."""
+    """Clamp on one side by a tensor; unlike by a number, of bools too."""
+    bound = "min" if call.has("min") else "max"
+    if call.common_dtype("self", bound) == "bool":
+        return extremum(call, "maximum" if bound == "min" else "minimum", "self", bound)
     return clamp(call)

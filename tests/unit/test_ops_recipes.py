@@ -152,7 +152,11 @@ def test_recipe_reproduces_eager(case, dtype):
      ("floor_divide.default", ("x", 7)), ("pow.Tensor_Scalar", ("x", 3)),
      ("bitwise_and.Tensor", ("x", "y")), ("bitwise_not.default", ("x",)),
      ("lt.Scalar", ("x", 5)), ("div.Tensor", ("x", 3)), ("relu.default", ("x",)),
-     ("logical_not.default", ("x",)), ("sign.default", ("x",)), ("square.default", ("x",))],
+     ("logical_not.default", ("x",)), ("sign.default", ("x",)), ("square.default", ("x",)),
+     ("addcmul.default", ("x", "y", "z")), ("heaviside.default", ("x", "y")),
+     ("isinf.default", ("x",)), ("isposinf.default", ("x",)), ("isneginf.default", ("x",)),
+     ("signbit.default", ("x",)), ("clamp_min.Tensor", ("x", "y")),
+     ("clamp_max.Tensor", ("x", "y"))],
 )  # fmt: skip
 def test_integer_recipes_reproduce_eager(op, args, dtype):
     torch_dtype = getattr(torch, dtype)
@@ -162,7 +166,7 @@ def test_integer_recipes_reproduce_eager(op, args, dtype):
         name: torch.randint(max(info.min, -300), min(info.max, 300), (N,), generator=generator).to(
             torch_dtype
         )
-        for name in ("x", "y")
+        for name in ("x", "y", "z")
     }
     if dtype == "uint8" and any(isinstance(a, int) and a < 0 for a in args):
         pytest.skip("eager wraps the negative divisor to unsigned")
@@ -173,6 +177,42 @@ def test_integer_recipes_reproduce_eager(op, args, dtype):
     np.testing.assert_array_equal(
         np.broadcast_to(results[0][0], (N,)), interpreter.to_numpy(expected)
     )
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int64"])
+@pytest.mark.parametrize("value", [3, -2])
+def test_integer_addcmul_wraps_at_every_step(value, dtype):
+    torch_dtype = getattr(torch, dtype)
+    most = torch.iinfo(torch_dtype).max
+    inputs = {
+        "x": torch.tensor([most, 1, 0, most - 1], dtype=torch_dtype),
+        "y": torch.tensor([most, most, 7, 2], dtype=torch_dtype),
+        "z": torch.tensor([most, 2, 9, 3], dtype=torch_dtype),
+    }
+    case = op_cases.Case("addcmul.default", ("x", "y", "z"), {"value": value})
+    results, _ = run_recipe(case, inputs)
+    (expected,) = eager(case, inputs, lambda t: t)
+    assert results[0][1] == dtype
+    assert results[0][0].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [("sign.default", ("x",)), ("sgn.default", ("x",)), ("signbit.default", ("x",)),
+     ("isinf.default", ("x",)), ("isposinf.default", ("x",)), ("isneginf.default", ("x",)),
+     ("heaviside.default", ("x", "y")), ("clamp_min.Tensor", ("x", "y")),
+     ("clamp_max.Tensor", ("x", "y"))],
+)  # fmt: skip
+def test_bool_recipes_reproduce_eager(op, args):
+    inputs = {
+        "x": torch.tensor([True, True, False, False]),
+        "y": torch.tensor([True, False, True, False]),
+    }
+    case = op_cases.Case(op, args)
+    results, _ = run_recipe(case, inputs)
+    (expected,) = eager(case, inputs, lambda t: t)
+    assert results[0][1] == "bool"
+    assert np.broadcast_to(results[0][0], (4,)).tolist() == expected.tolist()
 
 
 def test_bool_addition_is_or_and_multiplication_and():
