@@ -50,6 +50,13 @@ def match_chain(
             )
         if node.span is None:
             raise Refusal("no-source", f"{node.op} has no source place", (node.id,))
+        if node.span.line in index.masked_lines:
+            raise Refusal(
+                "magic-line",
+                "the expression stands on a magic's own line, which is never edited: put it on a "
+                "line of its own under %%fuse_profile",
+                (node.id,),
+            )
         place = index.expression_at(node.span)
         if place is None:
             raise Refusal(

@@ -257,6 +257,36 @@ def test_cell_with_magics_crlf_tabs_and_non_ascii(tmp_path: Path) -> None:
         assert "\n" not in new.replace("\r\n", "")
 
 
+def test_the_line_of_a_magic_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    plain = "y = (x * 2.0 + 1.0).relu()\n"
+    path = tmp_path / "cell.py"
+    code = compile(plain, str(path), "exec")
+    path.write_text(plain)
+    namespace = {"x": matrices(1)()[0]}
+    graph = record_call(lambda: (exec(code, namespace), namespace["y"])[1])
+    (candidate,) = candidates_of(graph)
+    assert not plan(graph, candidate, plain).blockers
+    # As a line magic stands in the cell: the same expression, further to the right.
+    raw = "y = %fuse_profile (x * 2.0 + 1.0).relu()\n"
+    right = len("%fuse_profile ")
+    nodes = tuple(
+        replace(
+            node,
+            span=replace(
+                node.span,
+                kind="cell",
+                column=node.span.column + right,
+                end_column=node.span.end_column + right,
+            ),
+        )
+        for node in graph.nodes
+        if node.span is not None
+    )
+    fix = plan(replace(graph, nodes=nodes), candidate, raw)
+    assert code_of(fix) == "magic-line"
+    assert "under %%fuse_profile" in fix.blockers[0].message
+
+
 def test_global_intermediates_stay_bound_or_refuse(tmp_path: Path) -> None:
     text = "import torch\nx = torch.arange(6.0)\nt = x + 1\nu = t.sigmoid()\ndel t\n"
     graph = record_call(lambda: run_text(text, tmp_path / "cell.py"))
