@@ -286,7 +286,7 @@ def applied_sentence(fix: AppliedFix) -> str:
         f"whole call {time_text(fix.before_us)} → {time_text(fix.after_us)} "
         f"({times_text(fix.before_us, fix.after_us)}), "
         if fix.before_us > 0 and fix.after_us > 0
-        else ""
+        else "whole call not timed, for only a module's call on plain data is run again; "
     )
     return f"{fix.finding} in place: {measured}{where} changed; undo: %fuse_undo {fix.finding}"
 

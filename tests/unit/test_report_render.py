@@ -355,6 +355,18 @@ def test_states(report):
     assert "F1 is not in place: slower" in render_text(undone)
 
 
+def test_what_was_not_timed_says_why() -> None:
+    report = rich_report()
+    (fix, *_) = report.applied
+    timed = dataclasses.replace(fix, before_us=2000.0, after_us=1000.0, undone=False, reason="")
+    untimed = dataclasses.replace(timed, before_us=0.0, after_us=0.0)
+    assert "whole call 2.00 ms → 1.00 ms" in render_text(
+        dataclasses.replace(report, applied=(timed,))
+    )
+    text = render_text(dataclasses.replace(report, applied=(untimed,)))
+    assert "whole call not timed, for only a module's call" in text and "→ 0 µs" not in text
+
+
 def test_hostile_text_is_hostile():
     assert all(mark in HOSTILE for mark in ("<script>", "\x1b", "\u202e", "$", '"'))
 
