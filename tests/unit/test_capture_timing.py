@@ -79,6 +79,21 @@ def test_threads_do_not_mix():
     assert found[0].host_ns == 10 and found[0].events == 1
 
 
+def test_clocks_beyond_the_exact_floats_and_kernels_without_a_duration():
+    """Nanoseconds since 1970 do not fit a float; broken stamps (0, 0) add no time."""
+    late = 1_742_960_010_112_345_678
+    assert float(late) == float(late + 1)
+    found = join(
+        [
+            Event("fa#0", CPU, 1, 0, late, late + 100),
+            Event("aten::add", CPU, 2, 0, late + 1, late + 4),
+            Event("lost", CUDA, 901, 2, 0, 0),
+            Event("void elementwise", CUDA, 902, 2, late + 200, late + 205),
+        ]
+    )
+    assert (found[0].range_ns, found[0].host_ns, found[0].device_ns) == (100, 3, 5)
+
+
 def test_ops_after_a_range_are_not_in_it():
     found = join(
         [
