@@ -2,29 +2,34 @@
 
 ``python tests/jupyter/check_ipython_734.py [FOLDER]``: makes a virtual environment in FOLDER
 (default: a temporary one, removed afterwards), installs IPython 7.34 and pytest, and runs the
-shell tests there.  Tests that need torch are skipped: that environment has none.
+shell tests there.  torch and all else come from the environment that this script runs in.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("test_magics_run.py", "test_magics_findings.py")
+TESTS = ("test_magics_run.py", "test_magics_findings.py", "test_magics_bad_input.py")
 
 
 def main(folder: Path) -> int:
     """Make the environment if it is not there, and run; the status of pytest."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
+    python, made = folder / "bin" / "python", folder / "made"
+    if not made.exists():
+        venv.create(folder, with_pip=True, clear=True)
         # setuptools: IPython 7.34 imports pkg_resources
         packages = ["ipython==7.34.0", "setuptools<81", "pytest"]
         subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
+        # Behind the environment's own packages, so that its IPython is the one imported.
+        (own,) = folder.glob("lib/python3*/site-packages")
+        (own / "beside.pth").write_text(sysconfig.get_paths()["purelib"], encoding="utf-8")
+        made.touch()
     paths = " ".join(str(ROOT / part) for part in (".", "tests", "tests/unit"))
     return subprocess.run(
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null",
