@@ -126,6 +126,19 @@ export async function review(
     return;
   }
   editCell(cell, proposal.edits);
-  fused.accepted(finding, cellId, source, proposal.new_source);
+  // Another kernel, or a restarted one, may give the name to another expression.
+  if (isSame(store.shownById(notebook, finding.id)?.finding, finding)) {
+    fused.accepted(finding, cellId, source, proposal.new_source);
+  }
   screen.inform('The fused kernel is in the cell. Run it; one Ctrl-Z in the cell takes it back.');
+}
+
+function isSame(known: IFinding | undefined, finding: IFinding): boolean {
+  return (
+    known?.advice === finding.advice &&
+    known.mark?.cell_id === finding.mark?.cell_id &&
+    known.mark?.source_hash === finding.mark?.source_hash &&
+    known.mark?.start === finding.mark?.start &&
+    known.mark?.end === finding.mark?.end
+  );
 }

@@ -22,7 +22,7 @@ const NOT_LOADED = 'Run %load_ext fusion_advisor in the notebook, or “Profile 
 
 export type Session = Pick<
   ISessionContext,
-  'session' | 'kernelChanged' | 'statusChanged' | 'connectionStatusChanged' | 'ready'
+  'session' | 'kernelChanged' | 'statusChanged' | 'connectionStatusChanged' | 'ready' | 'disposed'
 >;
 
 export interface ILinkOptions {
@@ -54,6 +54,8 @@ export class KernelLink implements IDisposable {
     session.kernelChanged.connect(this._onKernelChanged, this);
     session.statusChanged.connect(this._onStatus, this);
     session.connectionStatusChanged.connect(this._onConnection, this);
+    // Before the session goes: a kernel that lives on must hear that nobody waits any more.
+    session.disposed.connect(this.dispose, this);
     void session.ready.then(() => {
       if (!this._isDisposed) {
         this._attach(session.session?.kernel ?? null);
@@ -150,6 +152,7 @@ export class KernelLink implements IDisposable {
       return;
     }
     this._isDisposed = true;
+    this._requests.endAll('The notebook was closed; the job was cancelled.', 'cancelled');
     this._detach('The notebook was closed.');
     Signal.clearData(this);
   }
@@ -188,7 +191,8 @@ export class KernelLink implements IDisposable {
     if (this._isDisposed || (kernel && this._kernel === kernel)) {
       return;
     }
-    this._detach(this._kernel ? 'The notebook has another kernel now.' : '');
+    const lost = kernel ? 'The notebook has another kernel now.' : 'The kernel was shut down.';
+    this._detach(this._kernel ? lost : '');
     this._kernel = kernel;
     if (!kernel) {
       this._setState('no kernel', 'The notebook has no kernel.');

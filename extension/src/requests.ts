@@ -165,9 +165,9 @@ export class Requests {
   }
 
   /** End every request with a reason. */
-  endAll(reason: string): void {
+  endAll(reason: string, kind: EndKind = 'kernel gone'): void {
     for (const pending of [...this._pending.values()]) {
-      this._end(pending, new RequestEnded('kernel gone', reason));
+      this._end(pending, new RequestEnded(kind, reason));
     }
   }
 

@@ -104,6 +104,7 @@ export class FakeKernel {
 export class FakeSession {
   session: { kernel: FakeKernel | null } = { kernel: null };
   ready = Promise.resolve();
+  disposed = new Signal<this, void>(this);
   kernelChanged = new Signal<this, { newValue: FakeKernel | null }>(this);
   statusChanged = new Signal<this, Kernel.Status>(this);
   connectionStatusChanged = new Signal<this, Kernel.ConnectionStatus>(this);

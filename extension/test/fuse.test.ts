@@ -107,6 +107,25 @@ describe('fuse in place', () => {
     expect(kinds()).toEqual(['fuse']);
   });
 
+  it('takes a restarted kernel’s finding of the same name for another one', async () => {
+    const OTHER = 'z = 0';
+    decide = () => {
+      store.dispatch(shared, { kind: 'cleared', reason: 'The kernel restarted.' });
+      const mark = markOf(OTHER, '0', 'cell-1');
+      store.dispatch(shared, {
+        kind: 'findings',
+        message: { revision: 1, busy: false, profiles: [], findings: [finding({ mark })] }
+      });
+      return true;
+    };
+    offer();
+    await fuseInPlace(context, FINDING);
+    expect(cell.getSource()).toBe(FUSED);
+    expect(kinds()).toEqual(['fuse']);
+    expect(shownState()).toBe('open');
+    expect(context.fused.last).toBeNull();
+  });
+
   it('edits nothing after a failed validation, even when accepted', async () => {
     offer({ passed: false, message: 'nan_tail differs' });
     await fuseInPlace(context, FINDING);

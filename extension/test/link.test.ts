@@ -393,3 +393,24 @@ describe('whenReady', () => {
     await expect(late).resolves.toBe(false);
   });
 });
+
+describe('the end of the session', () => {
+  it('closes the comm while the kernel can hear it, and counts as a cancel', async () => {
+    await ready();
+    const { answer } = request();
+    session.disposed.emit();
+    expect(kernel.comm.closedByPage).toBe(true);
+    session.change(null);
+    const error = await ended(answer);
+    expect(error.kind).toBe('cancelled');
+    expect(error.message).toContain('notebook was closed');
+  });
+
+  it('does not take a kernel that was shut down for a change of kernels', async () => {
+    await ready();
+    const { answer } = request();
+    session.change(null);
+    expect((await ended(answer)).message).toBe('The kernel was shut down.');
+    expect(state().link).toBe('no kernel');
+  });
+});

@@ -113,13 +113,20 @@ class Channel:
     def _opened(self, comm: Any, message: Data) -> None:
         client = Client(comm)
         comm.on_msg(lambda received: self._received(client, received))
-        comm.on_close(lambda _: self._clients.pop(comm.comm_id, None))
+        comm.on_close(lambda _: self._left(client))
         with self._lock:
             self._clients[comm.comm_id] = client
             extra = list(self._clients.values())[:-MAX_CLIENTS]
         for old in extra:
             self._drop(old)
         self._received(client, message)
+
+    def _left(self, client: Client) -> None:
+        # Nobody waits for its jobs any more, and those of others stand behind them.
+        self._clients.pop(client.comm.comm_id, None)
+        client.ready = False
+        for job in tuple(client.jobs.values()):
+            self._runner.cancel(job)
 
     def _drop(self, client: Client) -> None:
         self._clients.pop(client.comm.comm_id, None)

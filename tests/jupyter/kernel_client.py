@@ -215,6 +215,11 @@ class FrontEnd:
     def send(self, data: Data) -> None:
         self.kernel.send("comm_msg", {"comm_id": self.comm_id, "data": data}, self.subshell)
 
+    def leave(self) -> None:
+        """Close the comm, as a page does whose notebook is closed."""
+        content = {"comm_id": self.comm_id, "data": {}}
+        self.kernel.send("comm_close", content, self.subshell)
+
     def ask(self, kind: str, **fields: Any) -> str:
         """Send a request; returns its name."""
         self._count += 1

@@ -160,6 +160,26 @@ def test_cancelling_ends_the_child_and_leaves_the_running_cell(kernel, front_end
     assert [one["type"] for one in ends] == ["cancelled"]
 
 
+def test_the_jobs_of_a_notebook_that_was_closed_are_cancelled(kernel, front_end, subshell):
+    source = "y = torch.tanh(x * s + b) * 3"
+    finding = profiled(kernel, front_end, source)
+    process = kernel.value("os.getpid()")
+    before = processes_below(process)
+    leaving = FrontEnd(kernel, subshell=subshell)
+    leaving.message("hello")
+    request = leaving.ask("fuse", finding=finding, source=source)
+    kernel.until(
+        lambda: any("CPU kernel" in str(one.get("stage")) for one in leaving.about(request)),
+        "no progress",
+    )
+    assert processes_below(process) - before, "no child to cancel"
+    leaving.leave()
+    kernel.until(
+        lambda: not processes_below(process) - before or None, "a child is left", timeout_s=5
+    )
+    assert front_end.get("fuse", finding=finding, source=source)["passed"]
+
+
 def test_a_waiting_job_is_cancelled_without_having_begun(kernel, front_end):
     source = "y = torch.erf(x * s + b) * 3"
     finding = profiled(kernel, front_end, source)
