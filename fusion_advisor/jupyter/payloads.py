@@ -105,6 +105,8 @@ def place_kind(finding: Finding) -> Literal["cell", "file", "installed", "none"]
         return "none"
     if span.kind == "cell":
         return "cell"
+    if span.file.startswith("<"):  # compiled from a string, as %%time does with the cell's text
+        return "none"
     return "installed" if span.installed else "file"
 
 
@@ -124,7 +126,7 @@ def actions(finding: Finding, state: State, kind: str, *, marked: bool) -> list[
             "cell": ["fuse", *live],
             "file": ["apply_live", "edit_file", "reapply_cell", "export_module"],
             "installed": ["reapply_cell", "apply_live", "export_module"],
-            "none": ["apply_live"],
+            "none": live,
         }[kind]
     return [*found, "explain", *(["ignore"] if marked and state == "open" else [])]
 

@@ -226,6 +226,12 @@ def test_marks_with_magics_of_the_persons_own(kernel, front_end, above, added):
     assert answer["new_source"].endswith("v = fused_mul_cos_add(x, s)\n")
 
 
+def test_text_that_is_no_file_is_not_offered_to_be_edited_as_one(kernel, front_end):
+    found = front_end.profiled("%%fuse_profile\n%%time\nv = torch.cos(x * s) * 2 + 9", "timed")
+    assert found["place"] == "none" and found["mark"] is None
+    assert found["actions"] == ["explain"]
+
+
 def test_word_of_a_profile_that_never_ran_moves_no_mark(kernel, front_end):
     text = "n = torch.sin(x) * 2 + 7"
     front_end.send({"type": "profiling", "cell_id": "never", "added_lines": 1})
