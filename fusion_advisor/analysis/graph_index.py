@@ -290,12 +290,12 @@ def same_layout(first: TensorSpec, second: TensorSpec) -> bool:
 
 def is_dense(spec: TensorSpec) -> bool:
     """Whether the elements fill one stretch of memory without gaps or overlap."""
+    if 0 in spec.shape:
+        return True
     expected = 1
     for stride, size in sorted(
         (stride, size) for size, stride in zip(spec.shape, spec.strides, strict=True) if size != 1
     ):
-        if size == 0:
-            return True
         if stride != expected:
             return False
         expected *= size

@@ -7,6 +7,7 @@ its linked correlation id names.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -72,12 +73,37 @@ def join(events: Iterable[Any]) -> dict[int, OpEvents]:
 def _add_device_events(
     events: list[Any], owner: dict[int, int], found: dict[int, OpEvents]
 ) -> None:
-    for event in events:
-        if event.device_type() == DeviceType.CPU or event.is_user_annotation():
-            continue  # an annotation's shadow on the device is no work
+    work = [
+        event
+        for event in events
+        # An annotation's shadow on the device is no work.
+        if event.device_type() != DeviceType.CPU
+        and not event.is_user_annotation()
+        and not event.name().startswith(PREFIX)
+    ]
+    for event, duration in zip(work, _durations_ns(work), strict=True):
         number = owner.get(event.linked_correlation_id())
-        if number is None or event.name().startswith(PREFIX):
+        if number is None:
             continue
-        found[number].device_ns += event.duration_ns()
+        found[number].device_ns += duration
         if not event.name().startswith(("Memcpy", "Memset")):
             found[number].kernels += 1
+
+
+def _durations_ns(work: list[Any]) -> list[int]:
+    """Durations that end where the next on the same stream starts: a stream runs one at a time.
+
+    Profilers of some drivers report kernels that outlast the ones behind them by far.
+    """
+    streams: dict[tuple[int, int], list[int]] = {}
+    for place, event in enumerate(work):
+        stream = (event.device_index(), event.device_resource_id())
+        streams.setdefault(stream, []).append(place)
+    durations = [event.duration_ns() for event in work]
+    for places in streams.values():
+        places.sort(key=lambda place: work[place].start_ns())
+        for place, behind in itertools.pairwise(places):
+            durations[place] = min(
+                durations[place], work[behind].start_ns() - work[place].start_ns()
+            )
+    return durations

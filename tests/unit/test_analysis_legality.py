@@ -7,11 +7,12 @@ from graph_builder import GraphBuilder
 from slow_checker import problems
 
 from fusion_advisor.analysis import BLOCKER_CODES, find_candidates, why_not
+from fusion_advisor.analysis.graph_index import is_dense
 from fusion_advisor.analysis.growth import Growth
 from fusion_advisor.errors import AnalysisError
 from fusion_advisor.kernels import generate_kernel
 from fusion_advisor.ops import takeable_numbers
-from fusion_advisor.records import Symbol
+from fusion_advisor.records import Symbol, TensorSpec
 
 
 def groups(graph, **options):
@@ -334,6 +335,21 @@ def test_the_slow_checker_sees_planted_mistakes(monkeypatch: pytest.MonkeyPatch)
     graph = b.build(b.op("aten.add.Tensor", x, y))
     monkeypatch.setattr(Growth, "_path_refusal", lambda *_: None)
     assert any("cannot be ordered" in text for text in problems(graph, find_candidates(graph)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "dense"),
+    [
+        ((1, 0, 3), (6, 6, 2), True),  # nothing is in no order
+        ((2, 3), (3, 1), True),
+        ((2, 3), (1, 2), True),
+        ((2, 3), (6, 2), False),
+        ((2, 3), (0, 1), False),
+    ],
+)
+def test_dense_is_without_gaps_and_overlap(shape, strides, dense: bool) -> None:
+    spec = TensorSpec(id="v", dtype="float32", shape=shape, strides=strides, storage=0)
+    assert is_dense(spec) is dense
 
 
 def test_empty_graph() -> None:

@@ -20,7 +20,9 @@ from fusion_advisor.recorder.program import Program  # noqa: E402
 class Event:
     """A raw kineto event: every field is a method."""
 
-    def __init__(self, name, device, correlation, linked, start, end, thread=1, annotation=False):
+    def __init__(
+        self, name, device, correlation, linked, start, end, thread=1, annotation=False, stream=7
+    ):
         self._values = {
             "name": name,
             "device_type": device,
@@ -31,6 +33,8 @@ class Event:
             "duration_ns": end - start,
             "start_thread_id": thread,
             "is_user_annotation": annotation,
+            "device_index": 0,
+            "device_resource_id": stream,
         }
 
     def __getattr__(self, name):
@@ -92,6 +96,20 @@ def test_clocks_beyond_the_exact_floats_and_kernels_without_a_duration():
         ]
     )
     assert (found[0].range_ns, found[0].host_ns, found[0].device_ns) == (100, 3, 5)
+
+
+def test_a_kernel_does_not_outlast_the_next_one_of_its_stream():
+    found = join(
+        [
+            Event("fa#0", CPU, 1, 0, 0, 100),
+            Event("aten::add", CPU, 2, 0, 5, 90),
+            Event("second", CUDA, 902, 2, 210, 215),
+            Event("overrun", CUDA, 901, 2, 200, 2_000_200),
+            Event("third", CUDA, 903, 2, 220, 225),
+            Event("elsewhere", CUDA, 904, 2, 205, 305, stream=8),
+        ]
+    )
+    assert found[0].device_ns == 10 + 5 + 5 + 100
 
 
 def test_ops_after_a_range_are_not_in_it():
