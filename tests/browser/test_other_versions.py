@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,8 +58,10 @@ def pip(python: Path, *arguments: str) -> None:
 
 def run(*command: str, cwd: Path | None = None) -> str:
     """What the command printed; a failure shows it all."""
+    # The pins of this checkout are of another JupyterLab.
+    environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
     done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, check=False, timeout=600
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,6 +99,7 @@ def test_a_time_beyond_the_ceiling_fails(monkeypatch: pytest.MonkeyPatch) -> Non
     )  # fmt: skip
     sample = benchmark.Sample(median_us=1.0, spread_us=0.1, rounds=9)
     monkeypatch.setattr(benchmark, "interleaved", lambda *a, **k: (sample, sample))
+    monkeypatch.setattr(ladder, "measure_again", lambda: slow)
     one = kernels.tanh_scale()
     session = ladder.Session(
         one.kernel, one.graph, one.candidate, one.reference, one.reference, one.captured
@@ -105,11 +107,15 @@ def test_a_time_beyond_the_ceiling_fails(monkeypatch: pytest.MonkeyPatch) -> Non
     session.prepare()
     with pytest.raises(ladder.ValidationError, match="cannot have done the work"):
         ladder._timing(session, ladder._Findings(), slow, 0.0, True)
+    # Ceilings that were stored on a busy machine are measured again before a kernel is blamed.
+    (point,) = slow.bandwidth
+    fast = replace(slow, bandwidth=(replace(point, gb_per_s=1e6),))
+    monkeypatch.setattr(ladder, "measure_again", lambda: fast)
+    said = ladder._timing(session, ladder._Findings(), slow, 0.0, True)
+    assert "the stored ceilings were too low" in said
 
 
 def test_large_inputs_are_judged_where_they_differ() -> None:
-    from dataclasses import replace
-
     from fusion_advisor.validation.session import WHOLE_BUDGET_ELEMENTS, Session
 
     one = kernels.tanh_scale()
