@@ -7,6 +7,7 @@ shell tests there.  torch and all else come from the environment that this scrip
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -25,7 +26,11 @@ def main(folder: Path) -> int:
         venv.create(folder, with_pip=True, clear=True)
         # setuptools: IPython 7.34 imports pkg_resources
         packages = ["ipython==7.34.0", "setuptools<81", "pytest"]
-        subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
+        # The pins of this checkout are of another IPython.
+        environment = {k: v for k, v in os.environ.items() if k != "PIP_CONSTRAINT"}
+        subprocess.run(
+            [python, "-m", "pip", "install", "-q", *packages], check=True, env=environment
+        )
         # Behind the environment's own packages, so that its IPython is the one imported.
         (own,) = folder.glob("lib/python3*/site-packages")
         (own / "beside.pth").write_text(sysconfig.get_paths()["purelib"], encoding="utf-8")
