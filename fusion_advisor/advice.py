@@ -314,6 +314,8 @@ class Advice:
         without_kernel = [f"{finding}: {reason}" for finding, reason in reasons.items() if reason]
         if without_kernel and not pieces:
             raise FixError("no finding can be exported as a module: " + "; ".join(without_kernel))
+        if not pieces:
+            raise FixError(f"there is no finding to export as a module. {self.report.nothing}")
         text, left_out = self._applier.module_text(self.report, pieces)
         left_out += without_kernel
         news = tuple(f"not exported, {one}" for one in left_out)

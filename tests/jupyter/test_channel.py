@@ -177,7 +177,7 @@ def test_a_mark_is_where_the_editor_finds_the_expression(kernel, front_end, find
     assert finding["actions"] == ["fuse", "apply_live", "explain", "ignore"]
     assert finding["rule"].startswith("FUS") and finding["rule_title"]
     low, mid, high = (finding["saved_us"][name] for name in ("low", "mid", "high"))
-    assert 0 < low <= mid <= high
+    assert low <= mid <= high and mid > 0  # low may be a loss: it holds the run's own spread
     assert 0 < finding["share"] <= 1
 
 
