@@ -40,7 +40,7 @@ check: $(VENV)/.ready-dev resolve ## Lint, format, types, layers, generated page
 	@$(BIN)/python -m fusion_advisor.rules build/rules && diff -r build/rules docs/rules
 
 bench: $(VENV)/.ready ## Time kernels, calls, recording and analysis; writes build/bench.json
-	@missed=0; for name in gelu call capture analysis; do \
+	@missed=0; for name in gelu call chains capture analysis; do \
 		$(BIN)/python tests/benchmarks/bench_$$name.py || missed=1; \
 	done; exit $$missed
 

@@ -10,7 +10,7 @@ import linecache
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from fusion_advisor import workers
 from fusion_advisor.codegen import generate, lower
@@ -71,6 +71,7 @@ def generate_kernel(
     *,
     source: str = "",
     targets: tuple[Target, ...] = ("cpu", "cuda"),
+    match: Literal["eager", "fast"] = "eager",
 ) -> KernelSource:
     """Lower a candidate and write its text.
 
@@ -79,7 +80,7 @@ def generate_kernel(
     """
     scalars = runtime_scalars(graph, candidate, source) if source else frozenset()
     scalars = takeable_numbers(graph, scalars)
-    program = lower(graph, candidate, name=kernel_name(graph, candidate), runtime_scalars=scalars)
+    program = lower(graph, candidate, name=kernel_name(graph, candidate), runtime_scalars=scalars, match=match)
     return generate(program, graph, targets=targets)
 
 
