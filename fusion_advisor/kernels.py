@@ -80,7 +80,8 @@ def generate_kernel(
     """
     scalars = runtime_scalars(graph, candidate, source) if source else frozenset()
     scalars = takeable_numbers(graph, scalars)
-    program = lower(graph, candidate, name=kernel_name(graph, candidate), runtime_scalars=scalars, match=match)
+    name = kernel_name(graph, candidate)
+    program = lower(graph, candidate, name=name, runtime_scalars=scalars, match=match)
     return generate(program, graph, targets=targets)
 
 

@@ -1,8 +1,8 @@
 """The pointwise chains of real models that kernels are raced on, and one torch op beside each.
 
 A chain takes tensors and gives one tensor or several.  ``one_op`` is a single torch op on the same
-operands (one for each result, where there are several): what a fused kernel can hope for where memory
-decides.
+operands (one for each result, where there are several): what a fused kernel can hope for where
+memory decides.
 """
 
 from __future__ import annotations
