@@ -4,9 +4,9 @@
         [--chains words] [--rounds N]
 
 Everything is timed by turns in one run, outputs fresh except for ``ours_out`` and ``ceiling``,
-which write into the same memory each time.  ``ceiling`` reads and writes as many full tensors of the same
-element size and computes next to nothing.  Rows go to build/bench.json: medians and interquartile
-ranges in seconds.  Exit status 1 where a bound at the end is missed.
+which write into the same memory each time.  ``ceiling`` reads and writes as many full
+tensors of the same element size and computes next to nothing.  Rows go to build/bench.json: medians
+and interquartile ranges in seconds.  Exit status 1 where a bound at the end is missed.
 """
 
 from __future__ import annotations
