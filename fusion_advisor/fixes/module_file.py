@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import io
+import keyword
 import sys
 import tokenize
 import types
@@ -35,8 +36,11 @@ _HEAD = '''"""{title}
 Made by Fusion Advisor.  ``apply(model)`` puts the fused kernels in place of the chains in the
 functions named in ``REPLACEMENTS`` (for every instance in this process); ``undo(model)`` takes them
 out again exactly.  A function whose installed source is not the one these kernels were made for is
-refused, and nothing is changed.
+refused, and nothing is changed.  So is this file itself once it was changed: its kernels are then
+not the ones that were validated.
 """
+# fmt: off
+# ruff: noqa
 
 import __future__
 import ast
@@ -45,6 +49,36 @@ import importlib
 import inspect
 import linecache
 import types
+
+SHA256 = "{digest}"  # of this text without this line
+
+
+def _check_own_text():
+    try:
+        text = __loader__.get_source(__name__)
+    except (NameError, AttributeError, ImportError):
+        text = None
+    if text is None and "__file__" in globals():
+        with open(__file__, encoding="utf-8") as file:
+            text = file.read()
+    if text is None:
+        raise RuntimeError(
+            "these kernels cannot read their own text, so nobody knows whether it was changed: "
+            "save it as a .py file and import that"
+        )
+    head, _, rest = text.partition("\\nSHA256 = ")
+    whole = head + "\\n" + rest.partition("\\n")[2]
+    actual = hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
+    if actual != SHA256:
+        raise RuntimeError(
+            f"{{__name__}} was changed after it was exported (SHA-256 {{actual[:12]}}, expected "
+            f"{{SHA256[:12]}}), so its kernels are not the validated ones and none was put in "
+            "place: take the change out, or export the module again (advice.export_module(path) "
+            "or %fuse_export)"
+        )
+
+
+_check_own_text()
 
 '''
 
@@ -186,7 +220,7 @@ def module_file(pieces: Sequence[ModulePiece], *, title: str = "Fused kernels") 
     helpers = any(HELPER in with_helpers(piece.fix, {}) for piece in pieces)
     if helpers:
         texts = [HELPER_IMPORT, "", *texts]
-    parts = [_HEAD.format(title=title.replace('"""', "'''").replace("\\", "/")), *texts]
+    parts = [_HEAD.format(title=_one_line(title), digest="0" * 64), *texts]
     parts += ["", "REPLACEMENTS = (", "    # import path, SHA-256 of its source, new source, names"]
     grouped: dict[types.FunctionType, list[ModulePiece]] = {}
     for piece in pieces:
@@ -194,18 +228,46 @@ def module_file(pieces: Sequence[ModulePiece], *, title: str = "Fused kernels") 
     for function, group in grouped.items():
         parts += _replacement(function, group, entries)
     parts += [")", "", _TAIL]
-    text = "\n".join(parts)
+    text = _signed("\n".join(parts))
     compile(text, "fused.py", "exec")
     return text
 
 
+def _signed(text: str) -> str:
+    """The text with the hash that it checks itself against when it is imported."""
+    head, mark, rest = text.partition("\nSHA256 = ")
+    old, _, rest = rest.partition("\n")
+    digest = text_hash(f"{head}\n{rest}")
+    return f"{head}{mark}{old.replace('0' * 64, digest)}\n{rest}"
+
+
+def _one_line(title: str) -> str:
+    """A title as part of a docstring: what is not printable, or would end it, is replaced."""
+    shown = "".join(c if c.isprintable() else " " for c in title)
+    return shown.replace('"', "'").replace("\\", "/").strip() or "Fused kernels"
+
+
 def reapply_cell(module_name: str, model: str = "model") -> str:
-    """Text of a notebook cell that puts an exported file's kernels in place after a restart."""
+    """Text of a notebook cell that puts an exported file's kernels in place after a restart.
+
+    Raises:
+        FixError: no module of that name can be imported, or ``model`` is not a name.
+    """
+    if not _is_name(module_name):
+        raise FixError(
+            f"a module named {module_name!r} cannot be imported: name the file like fused_model.py"
+        )
+    if not all(map(_is_name, model.split("."))):
+        raise FixError(f"{model!r} is not the name of a model")
     return (
         f"# Puts the fused kernels of {module_name}.py in place; run it once `{model}` exists.\n"
         f"import {module_name}\n\n"
         f"{module_name}.apply({model})  # {module_name}.undo({model}) takes them out again\n"
     )
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)
 
 
 def import_path(function: types.FunctionType) -> str:
@@ -250,7 +312,12 @@ def _replacement(
 
 
 def _quoted(source: str) -> str:
-    """A string literal that reads like the source where that is possible."""
+    """A string literal that reads like the source where that is possible.
+
+    Characters that an editor does not show are escaped: they must not hide what the text does.
+    """
+    if not all(c.isprintable() or c in "\n\t" for c in source):
+        return repr(source)
     for quote in ('"""', "'''"):
         literal = f"{quote}{source}{quote}"
         try:
@@ -303,7 +370,7 @@ def _rename(text: str, names: dict[str, str]) -> str:
 
 def _untokenize(text: str, tokens: Sequence[tokenize.TokenInfo]) -> str:
     """Put changed tokens back at their old places, everything else as it was."""
-    lines = text.splitlines(keepends=True)
+    lines = list(io.StringIO(text))  # as the tokenizer counts lines
     for token in reversed(tokens):
         if token.type == tokenize.NAME:
             row, column = token.start[0] - 1, token.start[1]

@@ -1,7 +1,8 @@
 """Loading generated text: verified by its hash, kept as a real file, imported once.
 
 A file makes tracebacks, ``inspect`` and debuggers show the kernel.  The directory is private to
-the user, files are named by content and written atomically.
+the user, files are named by content and written atomically; what runs is always the checked text,
+never what a file holds.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from typing import Any
 from fusion_advisor.errors import ValidationError
 
 _lock = threading.RLock()
+_HAS_OWNERS = hasattr(os, "getuid")
 _MODULE_PREFIX = "fusion_advisor_kernel_"
 
 
 def text_hash(text: str) -> str:
     """SHA-256 of a kernel's text, as hexadecimal."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    # Generated text is ASCII; what is handed in may hold lone surrogates, which have no UTF-8.
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def load_kernel(text: str, entry: str, expected_hash: str) -> dict[str, Any]:
@@ -39,11 +42,14 @@ def load_kernel(text: str, entry: str, expected_hash: str) -> dict[str, Any]:
             f"kernel text of {entry!r} was changed (SHA-256 {actual[:12]}…, expected "
             f"{expected_hash[:12]}…); generate and validate it again"
         )
-    name = _MODULE_PREFIX + actual[:16]
+    name = _MODULE_PREFIX + actual  # all of it: two texts never share a module
     with _lock:
         module = sys.modules.get(name)
         if module is None:
-            module = _import(name, text, actual)
+            try:
+                module = _import(name, text, actual)
+            except UnicodeEncodeError as error:
+                raise ValidationError(f"kernel text of {entry!r} is no text: {error}") from error
     namespace = vars(module)
     function = namespace.get(entry)
     if function is None:
@@ -79,15 +85,20 @@ def _write(text: str, digest: str) -> Path:
             return path
     except (OSError, UnicodeDecodeError):
         pass
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    write_whole(path, text.encode("utf-8"))
+    return path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace a file in one step, readable by its owner alone; readers see the old or the new."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")  # mode 0600
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    return path
 
 
 _fallback_directory: Path | None = None
@@ -99,23 +110,57 @@ def cache_directory() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     directory = Path(base) / "fusion_advisor" / "kernels"
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _is_private(directory):
+        Path(base).mkdir(parents=True, exist_ok=True)
+        if _cannot_be_swapped(Path(base)) and all(
+            map(_made_private, (directory.parent, directory))
+        ):
             return directory
     except OSError:
         pass
-    if _fallback_directory is None or not _fallback_directory.is_dir():
+    if _fallback_directory is None or not _still_private(_fallback_directory):
         _fallback_directory = Path(tempfile.mkdtemp(prefix="fusion_advisor_"))  # mode 0700
     return _fallback_directory
 
 
-def _is_private(directory: Path) -> bool:
-    """A writable directory (no link) of this user that nobody else can write to or read."""
+def is_private(directory: Path) -> bool:
+    """A writable directory (no link) of this user that nobody else can write to or read.
+
+    One that others could use so far is closed to them; raises ``OSError`` where that fails.
+    """
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode) or not os.access(directory, os.W_OK | os.X_OK):
         return False
-    if hasattr(os, "getuid") and status.st_uid != os.getuid():
+    if not _HAS_OWNERS:
+        return True
+    if status.st_uid != os.getuid():
         return False
     if status.st_mode & 0o077:
         directory.chmod(0o700)
     return True
+
+
+def _made_private(directory: Path) -> bool:
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return is_private(directory)
+
+
+def _still_private(directory: Path) -> bool:
+    """Temporary folders get cleaned up, and then anybody may make one of the same name."""
+    try:
+        return is_private(directory)
+    except OSError:
+        return False
+
+
+def _cannot_be_swapped(directory: Path) -> bool:
+    """Whether nobody else can put another folder in the place of one in it.
+
+    Trusted are root and the user's own group, which on many systems has no other member.
+    """
+    if not _HAS_OWNERS:
+        return True
+    status = directory.stat()
+    others = stat.S_IWOTH if status.st_gid == os.getgid() else stat.S_IWOTH | stat.S_IWGRP
+    if status.st_mode & others and not status.st_mode & stat.S_ISVTX:
+        return False
+    return status.st_uid in (os.getuid(), 0)
