@@ -145,9 +145,9 @@ def program_key(index: GraphIndex, candidate: FusionCandidate) -> ProgramKey:
             steps += (span.file, span.function, span.line, span.column, span.text)
         for value in node.inputs:
             steps.append(names.setdefault(value, len(names)))
-        result = node.outputs[0]
-        names.setdefault(result, len(names))
-        steps.append(values[result].dtype)
+        for result in node.outputs:
+            names.setdefault(result, len(names))
+            steps.append(values[result].dtype)
         if candidate.views:  # how a kernel indexes, and its numbers, are written into its text
             steps.append(_plain_arguments(index, node))
     operands = tuple(

@@ -218,7 +218,7 @@ class _Folding:
         """The loops of the kernel; None where it cannot be written or computes too much twice."""
         index = self.index
         nodes = [index.nodes[m] for m in (*piece.members, *piece.shared)]
-        makers = {node.outputs[0]: node for node in nodes}
+        makers = {value: node for node in nodes for value in node.outputs}
         views = {index.nodes[view].id for view in (*piece.views, *piece.shared)}
         walk = Walk(makers, index.values, views)
         loops = walk.regions(piece.outputs, self._kin(piece, parts))

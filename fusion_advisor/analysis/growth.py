@@ -328,18 +328,18 @@ class Growth:
     ) -> Refusal | None:
         """Whether the op fits one iteration space with the group and with those it has joined."""
         index = self.index
-        result = index.specs[index.makes[position][0]]
-        value = index.specs[index.makes[producer][0]]
         if not (broadcasts_to(space, group.shape) or broadcasts_to(group.shape, space)):
             return "shape", f"iterates over {space}, its producer's group over {group.shape}"
         whole = larger_shape(space, group.shape)
-        for inner, owner in ((value, producer), (result, position)):
-            if inner.shape != whole and not self._stays_inside(owner, inner.id):
-                return (
-                    "output-shape",
-                    f"the result of shape {inner.shape} of {self._name(owner)} is needed "
-                    f"elsewhere, while one kernel would iterate over {whole}",
-                )
+        for owner in (producer, position):
+            for result in index.makes[owner]:
+                inner = index.specs[result]
+                if inner.shape != whole and not self._stays_inside(owner, inner.id):
+                    return (
+                        "output-shape",
+                        f"the result of shape {inner.shape} of {self._name(owner)} is needed "
+                        f"elsewhere, while one kernel would iterate over {whole}",
+                    )
         return None
 
     def _stays_inside(self, position: int, value: str) -> bool:

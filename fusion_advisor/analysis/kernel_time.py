@@ -128,7 +128,7 @@ def estimate_registers(
     live = most = 0
     for k, member in enumerate(members):
         node = index.nodes[member]
-        for value in (*node.inputs, node.outputs[0]):
+        for value in (*node.inputs, *node.outputs):
             if value not in seen:
                 seen.add(value)
                 width = 2 if item_bytes(index.values[value].dtype) == 8 else 1

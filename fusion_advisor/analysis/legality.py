@@ -113,6 +113,8 @@ def mark_members(index: GraphIndex) -> None:
         if refusal is None:
             if node.kind in ("view", "metadata"):
                 refusal = _identity_view_refusal(index, node)
+            elif len(node.outputs) > 1:
+                refusal = _results_refusal(index, i, node)
             if refusal is None and node.mutates:
                 refusal = late.refusal(i, node)
             if refusal is None and written and node.grad_enabled:
@@ -169,11 +171,11 @@ class _Calls:
 
 def _form_refusal(index: GraphIndex, node: OpNode) -> Refusal | None:
     """Why no call of a known elementwise op on such tensors can be a member, or None."""
-    if len(node.outputs) != 1:
-        return "unsupported-op", f"{node.op} has {len(node.outputs)} results"
+    if not node.outputs:
+        return "unsupported-op", f"{node.op} gives no tensor"
     values = index.values
     output = values[node.outputs[0]]
-    for value in (*node.inputs, output.id):
+    for value in (*node.inputs, *node.outputs):
         refusal = _value_refusal(values[value])
         if refusal is not None:
             code, text = refusal
@@ -187,6 +189,29 @@ def _form_refusal(index: GraphIndex, node: OpNode) -> Refusal | None:
     elements = math.prod(output.shape)
     if elements > MAX_ELEMENTS:
         return "offsets", f"{node.op} has {elements} elements, beyond 32-bit offsets"
+    return None
+
+
+def _results_refusal(index: GraphIndex, position: int, node: OpNode) -> Refusal | None:
+    """Why a kernel cannot give all results of an op that are needed, or None.
+
+    One loop writes results of one shape.  What only backward reads is kept by eager and made again
+    by a fused function; it may have any shape (some kernels keep nothing there on a GPU).
+    """
+    shape = index.values[node.outputs[0]].shape
+    for value in node.outputs[1:]:
+        other = index.values[value].shape
+        if other == shape:
+            continue
+        later = node.phase == "forward" and all(
+            user in index.keeping or index.nodes[user].phase == "backward"
+            for user in index.users_of(value)
+        )
+        if index.kept(value) or (index.users_of(value) and not later):
+            return (
+                "output-shape",
+                f"{node.op} ({node.id}) gives results of shapes {shape} and {other}, both needed",
+            )
     return None
 
 

@@ -86,15 +86,16 @@ class Partition:
             for value, maker in zip(nodes[member].inputs, index.sources[member], strict=True):
                 if maker not in inside:
                     inputs[value] = None
-            result = index.makes[member][0]
-            spec = specs[result]
-            if spec.shape != space:
-                space = larger_shape(space, spec.shape)
-            if alive[result]:
-                outputs.append(spec.id)
-            elif users[result] and not inside.issuperset(users[result]):
-                needed = self._needed_now(users[result], inside, forward=forward)
-                (outputs if needed else saved).append(spec.id)
+            results = index.makes[member]
+            shape = specs[results[0]].shape  # further results that are needed now share it
+            if shape != space:
+                space = larger_shape(space, shape)
+            for result in results:
+                if alive[result]:
+                    outputs.append(specs[result].id)
+                elif users[result] and not inside.issuperset(users[result]):
+                    needed = self._needed_now(users[result], inside, forward=forward)
+                    (outputs if needed else saved).append(specs[result].id)
         if not outputs:  # nobody looks at the results: the last one stands for the group
             last = nodes[members[-1]].outputs[0]
             outputs = [last]
@@ -177,10 +178,11 @@ class Partition:
                     "first, after a result of the group is already used",
                 )
                 return [piece.members[:k], piece.members[k:]]
-            for user in index.users[index.makes[member][0]]:
-                if user not in inside and user not in index.keeping:
-                    earliest_use = min(earliest_use, user)
-                    break
+            for value in index.makes[member]:
+                for user in index.users[value]:
+                    if user not in inside and user not in index.keeping:
+                        earliest_use = min(earliest_use, user)
+                        break
             for value in index.reads[member] if index.writers else ():
                 for writer in index.writers.get(index.specs[value].storage, ()):
                     if writer > member and writer not in inside:
@@ -224,14 +226,15 @@ class Partition:
         change = [0] * (len(members) + 1)
         alive = [0] * (len(members) + 1)
         for k, member in enumerate(members):
-            spec = index.values[index.nodes[member].outputs[0]]
-            last = max((place.get(u, -1) for u in index.users_of(spec.id)), default=-1)
-            if last > k:
-                size = item_bytes(spec.dtype) * element_count(spec.shape)
-                change[k + 1] += size
-                change[last + 1 if last + 1 <= len(members) else last] -= size
-                alive[k + 1] += 1
-                alive[last + 1 if last + 1 <= len(members) else last] -= 1
+            for value in index.makes[member]:
+                spec = index.specs[value]
+                last = max((place.get(u, -1) for u in index.users[value]), default=-1)
+                if last > k:
+                    size = item_bytes(spec.dtype) * element_count(spec.shape)
+                    change[k + 1] += size
+                    change[last + 1 if last + 1 <= len(members) else last] -= size
+                    alive[k + 1] += 1
+                    alive[last + 1 if last + 1 <= len(members) else last] -= 1
         crossing = [0] * (len(members) + 1)
         live = most = 0
         total = 0
@@ -260,9 +263,9 @@ class Partition:
         for k in range(start, len(members)):
             node = index.nodes[members[k]]
             external.update(v for v in node.inputs if v not in own)
-            value = node.outputs[0]
-            own[value] = max(index.users_of(value), default=members[k])
-            written += value in outputs
+            for value in node.outputs:
+                own[value] = max(index.users_of(value), default=members[k])
+                written += value in outputs
             waiting = sum(1 for last in own.values() if members[k] < last <= end_of_list)
             if k > start and (
                 k - start >= MAX_MEMBERS

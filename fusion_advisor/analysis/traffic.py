@@ -14,15 +14,11 @@ from operator import attrgetter
 
 from fusion_advisor.analysis.graph_index import GraphIndex, Numbers, build_index
 from fusion_advisor.analysis.partition import element_count, item_bytes
-from fusion_advisor.ops import functional_name
+from fusion_advisor.ops import lookup, unread_inputs
 from fusion_advisor.ops.elements import distinct_elements
 from fusion_advisor.records import FusionCandidate, OpGraph, OpNode, Region, TensorSpec
 from fusion_advisor.view_steps import ViewStep
 
-# Ops whose written argument is overwritten without being read.
-_WRITE_ONLY = frozenset(
-    {"aten.copy.default", "aten.fill.Scalar", "aten.fill.Tensor", "aten.zero.default"}
-)
 _UNWRITTEN_FACTORIES = ("aten.empty", "aten.new_empty")
 _MOVES_NOTHING = frozenset({"view", "metadata"})
 _MEMORY = attrgetter("storage", "version", "offset", "shape", "strides", "dtype")
@@ -54,6 +50,7 @@ class TrafficModel:
         self._bytes: dict[int, int] = {}  # by the value's form
         self._places: dict[int, tuple[OpTraffic, Numbers]] = {}  # by the call's form
         self.memory = _memories(index)
+        self._unread: dict[int, list[int]] = {}  # value -> positions that take its shape alone
         self.ops: list[OpTraffic] = []
         self.read_from: list[Numbers] = []
         self.written_to: list[Numbers] = []
@@ -87,6 +84,8 @@ class TrafficModel:
         numbers = self.index.numbers
         if not candidate.regions:
             read = [numbers[operand.value] for operand in candidate.inputs]
+            if self._unread:
+                read = [value for value in read if self._is_read(value, candidate)]
             return [(value, self.size(value)) for value in read]
         views: dict[str, list[tuple[ViewStep, ...]]] = {}
         for region in candidate.regions if regions is None else regions:
@@ -94,10 +93,20 @@ class TrafficModel:
                 views.setdefault(access.value, []).append(access.steps)
         found = []
         for name, own in views.items():
+            if not self._is_read(numbers[name], candidate):
+                continue
             spec = self.index.values[name]
             count = distinct_elements(spec.shape, spec.strides, own)
             found.append((numbers[name], count * item_bytes(spec.dtype)))
         return found
+
+    def _is_read(self, value: int, candidate: FusionCandidate) -> bool:
+        """Whether some op of the group reads the operand's elements."""
+        unread = self._unread.get(value)
+        if unread is None:
+            return True
+        inside = {self.index.positions[node] for node in candidate.computed}
+        return any(user in inside and user not in unread for user in self.index.users[value])
 
     def _add(self, position: int) -> None:
         index, memory = self.index, self.memory
@@ -108,6 +117,9 @@ class TrafficModel:
             known = self._places[call] = self._look(position)
         op, places = known
         if len(places) != len(read):
+            for place, value in enumerate(read):
+                if place not in places:
+                    self._unread.setdefault(value, []).append(position)
             read = tuple([read[place] for place in places])
         read_from = tuple([memory[value] for value in read])
         if len(read) > 1 and len(set(read_from)) < len(read):  # two names of one memory
@@ -126,9 +138,9 @@ class TrafficModel:
         node = index.nodes[position]
         if not moves_memory(node):
             return _NOTHING, ()
-        places = list(range(len(node.inputs)))
-        if node.mutates and functional_name(node.op) in _WRITE_ONLY:
-            places = [place for place in places if node.inputs[place] not in node.mutates]
+        info = lookup(node.op)
+        unread = unread_inputs(node, info.parameters, info.unread) if info is not None else ()
+        places = [place for place, value in enumerate(node.inputs) if value not in unread]
         read = tuple([index.reads[position][place] for place in places])
         return self._moved(node.kind, read, index.makes[position]), tuple(places)
 

@@ -54,9 +54,8 @@ def fused_flops(index: GraphIndex, candidate: FusionCandidate) -> float:
     walk = Walk(makers, index.values, {*candidate.views, *candidate.shared})
     total = 0.0
     for region in candidate.regions:
-        for value, _ in walk.instances(region.outputs) or ():
-            maker = index.maker_of(value)
-            info = recipe(index, maker) if value in makers else None
+        for node, _ in walk.calls(walk.instances(region.outputs) or ()):
+            info = recipe(index, index.positions[node.id])
             if info is not None:
                 total += info.flops * element_count(region.shape)
     return total

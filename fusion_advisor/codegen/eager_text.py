@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 
 from fusion_advisor import ops
 from fusion_advisor.codegen.naming import Namer
@@ -14,7 +13,6 @@ from fusion_advisor.records import (
     FusedProgram,
     OpGraph,
     OpNode,
-    ProgramInput,
     Symbol,
     TensorSpec,
     ValueRef,
@@ -60,6 +58,8 @@ _METHODS = frozenset(
     addcdiv_ lerp_ erf_ copy_
     """.split()
 )
+# Functions that dispatch the overload and give its first result alone.
+_FIRST_RESULTS = {"aten.log_sigmoid_forward.default": "torch.nn.functional.logsigmoid"}
 _FUNCTIONAL = frozenset(["silu", "gelu", "hardswish", "hardsigmoid", "mish"])
 _VIEW_METHODS = frozenset(
     """
@@ -80,23 +80,6 @@ _TORCH_OVERLOADS = {
     "aten.masked_fill.Scalar": "torch.masked_fill",
     "aten.masked_fill.Tensor": "torch.masked_fill",
 }
-
-
-def fills_unread(node: OpNode) -> bool:
-    """Whether an op overwrites its first argument by a number without reading it."""
-    return ops.functional_name(node.op) in ("aten.fill.Scalar", "aten.zero.default")
-
-
-def stand_in(
-    spec: TensorSpec, inputs: tuple[ProgramInput, ...], specs: Mapping[str, TensorSpec]
-) -> str | None:
-    """An operand with a tensor's shape and strides, or None."""
-    for operand in inputs:
-        own = operand.kind == "tensor" and not operand.steps
-        other = specs.get(str(operand.value)) if own else None
-        if other is not None and (other.shape, other.strides) == (spec.shape, spec.strides):
-            return operand.parameter or operand.name
-    return None
 
 
 class _Writer:
@@ -140,20 +123,8 @@ class _Writer:
             return f"[{', '.join(inner)}]"
         return _literal(argument)
 
-    def _filled(self, node: OpNode) -> str:
-        """A constant tensor like the one whose elements ``fill`` overwrites unread."""
-        spec = self.specs[node.outputs[0]]
-        twin = stand_in(spec, self.program.inputs, self.specs)
-        if twin is None:
-            raise UnsupportedOpError(f"{node.op} fills a tensor that is like no other operand")
-        value = self.argument(node, node.args[1], 1) if len(node.args) > 1 else "0"
-        return f"torch.full_like({twin}, {value}, dtype=torch.{ops_identifier(spec.dtype)})"
-
     def call(self, node: OpNode) -> str:
         """The expression that repeats one op."""
-        first = node.args[0] if node.args else None
-        if fills_unread(node) and isinstance(first, ValueRef) and first.value not in self.names:
-            return self._filled(node)
         position = 0
         args = []
         for argument in node.args:
@@ -255,16 +226,19 @@ def eager_function_text(
     parameters = ", ".join((*writer.names.values(), *writer.scalars.values()))
     lines = [f"def {name}({parameters}):"]
     finals = {s.node: s.name for s in program.statements}
+    needed = {value for node in writer.nodes for value in node.inputs}
+    needed.update(output.value for output in program.outputs)
     for node in writer.nodes:
         text = writer.call(node)
-        info = ops.lookup(node.op)
-        results = list(node.outputs)
-        if info is not None and info.name == "aten.log_sigmoid_forward.default":
-            targets = [writer.namer.take("log_sigmoid"), writer.namer.take("buffer")]
-        else:
-            wanted = finals.get(node.id, node.op.split(".")[1].strip("_"))
-            targets = [writer.namer.take(wanted)]
-        writer.names.update(zip(results, targets, strict=False))
+        wanted = finals.get(node.id, node.op.split(".")[1].strip("_"))
+        kept = [value for value in node.outputs if value in needed] or [node.outputs[0]]
+        for place, value in enumerate(node.outputs):
+            if value in kept:
+                name = f"{wanted}_{place}" if len(kept) > 1 else wanted
+                writer.names[value] = writer.namer.take(name)
+        targets = [writer.names.get(value, "_") for value in node.outputs]
+        if node.op in _FIRST_RESULTS and kept == [node.outputs[0]]:
+            text, targets = f"{_FIRST_RESULTS[node.op]}({text.partition('(')[2]}", targets[:1]
         lines.append(f"    {', '.join(targets)} = {text}")
     results = [writer.names[output.value] for output in program.outputs]
     lines.append(f"    return {', '.join(results)}")

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Literal
 
 from fusion_advisor import ops
-from fusion_advisor.codegen.eager_text import fills_unread, stand_in
 from fusion_advisor.codegen.layout import SpaceLayout, plan_space
 from fusion_advisor.codegen.naming import Namer, identifier, name_operands
 from fusion_advisor.codegen.program import check_program, live_statements
@@ -197,7 +196,7 @@ def _lower_one(
         dtype = state.specs[value].dtype
         outputs.append(ProgramOutput(name=names[value], result=result, dtype=dtype, value=value))
     live = live_statements(statements, (output.result for output in outputs))
-    inputs = _inputs_read(state, live, outputs)
+    inputs = _inputs_needed(state, live, outputs)
     for output in outputs:
         state.namer.take(output.name)  # "out" is reserved, "out0" is not
     renamed, results = _readable(live, outputs, state)
@@ -302,28 +301,17 @@ def _joined(graph: OpGraph, candidate: FusionCandidate, parts: list[FusedProgram
     )
 
 
-def _inputs_read(
+def _inputs_needed(
     state: _Lowering, statements: tuple[Statement, ...], outputs: list[ProgramOutput]
 ) -> tuple[ProgramInput, ...]:
-    """The inputs whose elements matter; a tensor that is only filled anew is left out."""
+    """All tensors, those too that lend only shape and dtype, and the numbers that are read."""
     read = {arg for statement in statements for arg in statement.args if isinstance(arg, str)}
-    read.update(output.result for output in outputs)
-    inputs = (*state.inputs, *state.scalars.values())
-    kept = tuple(operand for operand in inputs if operand.name in read)
-    for operand in inputs:
-        if operand.name in read:
-            continue
-        readers = [node for node in state.nodes if operand.value in node.inputs]
-        filled = operand.kind == "tensor" and all(
-            fills_unread(node) and stand_in(state.specs[node.outputs[0]], kept, state.specs)
-            for node in readers
-        )
-        if not filled:
+    for (node, position), scalar in state.scalars.items():
+        if scalar.name not in read:
             raise UnsupportedOpError(
-                f"operand {operand.value!r} gives only its shape or dtype, not its elements; "
-                "leave that op out of the group"
+                f"argument {position} of {node} does not reach a result: it is no run-time number"
             )
-    return kept
+    return (*state.inputs, *state.scalars.values())
 
 
 def _without_half_rounding(statements: list[Statement]) -> list[Statement]:

@@ -86,6 +86,8 @@ def _loop_lines(program: FusedProgram, namer: Namer, node_comments: dict[str, st
         if operand.kind == "scalar":
             body.bind(operand, operand.name)
             continue
+        if not body.uses[operand.name]:
+            continue
         depth = max(operand.groups) + 1 if operand.groups else 0
         local = namer.take(f"{operand.name}_{_suffix(operand, indices)}")
         loads[depth].append(f"{local} = {_load(operand, indices, dialect)}")

@@ -202,6 +202,8 @@ def _guarded_lines(
             else ()
         )
         strides += own
+        if not body.uses[operand.name]:
+            continue
         element = f"{operand.name}[{_offset(operand, index, own)}]"
         if operand.dtype in HALVES:
             element = dialect.widen(operand.dtype, element).text

@@ -113,6 +113,8 @@ def _check_region(program: FusedProgram, taken: set[str]) -> None:
         _define(program, dtypes, statement.name, statement.dtype)
     _check_outputs(program, dtypes)
     used.update(output.result for output in program.outputs)
+    # A tensor may lend its shape and dtype alone: the guards look at it, the kernel does not.
+    used.update(operand.name for operand in program.inputs if operand.kind == "tensor")
     for name in dtypes:
         if name not in used:
             raise _fail(program, f"{name} is computed or passed in but never used")

@@ -144,10 +144,13 @@ def _bytes(spec: TensorSpec) -> int:
 
 
 def _read_bytes(program: FusedProgram, spec: TensorSpec) -> int:
-    """What the kernel reads of an operand: all of it, or what its views show."""
+    """What the kernel reads of an operand: all of it, what its views show, or only its shape."""
+    used = {arg for s in program.statements for arg in s.args}
+    used.update(output.result for output in program.outputs)
+    read = [p for p in program.inputs if p.value == spec.id and p.name in used]
     if not program.parameters:
-        return _bytes(spec)
-    views = [p.steps for p in program.inputs if p.kind == "tensor" and p.value == spec.id]
+        return _bytes(spec) if read else 0
+    views = [p.steps for p in read]
     return distinct_elements(spec.shape, spec.strides, views) * ops.ITEM_BYTES.get(spec.dtype, 0)
 
 
@@ -156,9 +159,15 @@ def _eager_bytes(nodes: list[OpNode], specs: Mapping[str, TensorSpec]) -> int:
     for node in nodes:
         if ops.lookup(node.op) is None:  # a view moves nothing
             continue
-        read = {a.value for a in _references(node)}
+        read = {a.value for a in _references(node)} - _unread(node)
         total += sum(_bytes(specs[value]) for value in (*read, *node.outputs) if value in specs)
     return total
+
+
+def _unread(node: OpNode) -> set[str]:
+    """What lends a call shape and dtype alone."""
+    info = ops.lookup(node.op)
+    return set(ops.unread_inputs(node, info.parameters, info.unread)) if info is not None else set()
 
 
 def _references(node: OpNode) -> list[ValueRef]:

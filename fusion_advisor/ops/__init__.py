@@ -5,7 +5,7 @@ package registers every recipe module.
 """
 
 from fusion_advisor.ops import activations, arithmetic, elementary, extrema, gradients, logic
-from fusion_advisor.ops.calls import Call, Operand, bind, flat_arguments, flat_length
+from fusion_advisor.ops.calls import Call, Operand, bind, flat_arguments, flat_length, unread_inputs
 from fusion_advisor.ops.dtypes import ITEM_BYTES, SUPPORTED_DTYPES
 from fusion_advisor.ops.kinds import classify, functional_name, is_inplace
 from fusion_advisor.ops.scalars import OPCODES, Builder, Opcode, type_error
@@ -35,6 +35,7 @@ __all__ = [
     "rows",
     "takeable_numbers",
     "type_error",
+    "unread_inputs",
     "why_unwritable",
     "write_call",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusion_advisor.errors import UnsupportedOpError
@@ -192,8 +192,7 @@ def bind(
             f"{node.op} was called with {len(node.args)} arguments, its recipe knows "
             f"{len(positional)}; leave this op eager"
         )
-    named: list[tuple[str, Argument]] = list(zip(positional, node.args, strict=False))
-    named += list(node.kwargs)
+    named = _named_arguments(node, positional)
     operands: dict[str, Operand] = {}
     plain: dict[str, Argument] = {}
     position = 0
@@ -212,6 +211,27 @@ def bind(
             plain[name] = argument
         position += flat_length(argument)
     return Call(node.op, builder, operands, plain)
+
+
+def _named_arguments(node: OpNode, positional: Sequence[str]) -> list[tuple[str, Argument]]:
+    return [*zip(positional, node.args, strict=False), *node.kwargs]
+
+
+def unread_inputs(node: OpNode, parameters: str, unread: str) -> tuple[str, ...]:
+    """The values that a call takes as ``unread`` parameters alone: only shape and dtype matter."""
+    if not unread:
+        return ()
+    names = unread.split()
+    positional, _ = parameter_names(parameters)
+    lent: dict[str, None] = {}
+    read: set[str] = set()
+    for name, argument in _named_arguments(node, positional):
+        if isinstance(argument, ValueRef):
+            if name in names:
+                lent[argument.value] = None
+            else:
+                read.add(argument.value)
+    return tuple([value for value in lent if value not in read])
 
 
 def flat_length(argument: Argument) -> int:

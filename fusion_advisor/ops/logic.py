@@ -181,19 +181,32 @@ def to_copy(call: Call) -> Value:
     return call.builder.cast(call.operand("self").value, target)
 
 
-@op("copy.default", parameters="self src non_blocking", flops=1, promotion="self")
+@op(
+    "copy.default",
+    parameters="self src non_blocking",
+    flops=1,
+    promotion="self",
+    unread="self",
+)
 def copy(call: Call) -> Value:
     """``src`` in self's dtype."""
     return call.builder.cast(call.operand("src").value, call.same_dtype("self"))
 
 
-@op("fill.Scalar", "fill.Tensor", parameters="self value", flops=0, promotion="self")
+@op(
+    "fill.Scalar",
+    "fill.Tensor",
+    parameters="self value",
+    flops=0,
+    promotion="self",
+    unread="self",
+)
 def fill(call: Call) -> Value:
     """``value`` in self's dtype, everywhere."""
     return call.builder.cast(call.operand("value").value, call.same_dtype("self"))
 
 
-@op("zero.default", flops=0, promotion="self")
+@op("zero.default", flops=0, promotion="self", unread="self")
 def zero(call: Call) -> Value:
     """Zero in self's dtype."""
     return call.builder.constant(0, call.same_dtype("self"))

@@ -93,6 +93,15 @@ class Walk:
                 return None
         return list(found)
 
+    def calls(self, instances: Iterable[Instance]) -> list[tuple[OpNode, Path]]:
+        """The ops that make these values, each once for every place, in recorded order."""
+        found = {
+            (self.makers[value].id, path): (self.makers[value], path)
+            for value, path in instances
+            if value in self.makers
+        }
+        return sorted(found.values(), key=lambda call: call[0].index)
+
     def access_steps(self, value: str, path: Path) -> tuple[tuple[ViewStep, ...], tuple[int, ...]]:
         """What the views of a path do to a value, and its recorded shape behind them.
 
@@ -180,6 +189,9 @@ def unrolled(
     """
     walk = walk_of(graph, candidate)
     instances = walk.instances(region.outputs) or []
+    calls = walk.calls(instances)
+    made = [(value, path) for node, path in calls for value in node.outputs]
+    instances = list(dict.fromkeys((*instances, *made)))
     named: dict[Instance, str] = {}
     values: list[TensorSpec] = []
     numbers = {(access.value, access.steps): place for place, access in enumerate(region.accesses)}
@@ -207,9 +219,7 @@ def unrolled(
                 offset=spec.offset + seen.offset,
             )
         )
-    made = [one for one in instances if one[0] in walk.makers]
-    made.sort(key=lambda one: walk.makers[one[0]].index)
-    nodes = tuple(_instance_node(walk, one, named) for one in made)
+    nodes = tuple(_instance_node(walk, node, path, named) for node, path in calls)
     views = tuple(node.id for node in nodes if original(node.id) in walk.views)
     group = replace(
         candidate,
@@ -239,11 +249,9 @@ def _repeated(name: str, path: Path) -> str:
     return f"{name}@{'/'.join(path)}" if path else name
 
 
-def _instance_node(walk: Walk, one: Instance, named: Mapping[Instance, str]) -> OpNode:
-    value, path = one
-    node = walk.makers[value]
+def _instance_node(walk: Walk, node: OpNode, path: Path, named: Mapping[Instance, str]) -> OpNode:
     is_view = node.id in walk.views
-    below = (walk._shown(value), *path) if is_view else path
+    below = (walk._shown(node.outputs[0]), *path) if is_view else path
 
     def moved(argument: Argument) -> Argument:
         if isinstance(argument, ValueRef):
@@ -260,6 +268,6 @@ def _instance_node(walk: Walk, one: Instance, named: Mapping[Instance, str]) -> 
         args=tuple([moved(argument) for argument in args]),
         kwargs=() if is_view else tuple((name, moved(item)) for name, item in node.kwargs),
         inputs=tuple([named[source, below] for source in node.inputs]),
-        outputs=(named[one],),
+        outputs=tuple([named[value, path] for value in node.outputs]),
         mutates=tuple([named[source, below] for source in node.mutates]),
     )

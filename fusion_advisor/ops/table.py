@@ -26,7 +26,8 @@ class OpInfo:
     first operand (ops that cancel: no bound relative to the result exists); 0 means
     bit-equal to eager.  ``note`` says why a budget is above 4 or not 0 for plain
     arithmetic.  ``parameters`` lists the schema's names, keyword-only ones starred.
-    ``promotion`` tells how the output dtype comes about.
+    ``promotion`` tells how the output dtype comes about.  Of ``unread`` parameters shape and
+    dtype matter, their elements do not.
     """
 
     name: str
@@ -40,6 +41,7 @@ class OpInfo:
     promotion: PromotionKind = "default"
     parameters: str = "self"
     note: str = ""
+    unread: str = ""
 
 
 _TABLE: dict[str, OpInfo] = {}
@@ -64,6 +66,7 @@ def op(
     discontinuous: bool = False,
     promotion: PromotionKind = "default",
     note: str = "",
+    unread: str = "",
 ) -> Callable[[RecipeT], RecipeT]:
     """Register a recipe for one or more overloads (``add.Tensor``) of the same schema."""
 
@@ -81,6 +84,7 @@ def op(
                 promotion=promotion,
                 parameters=parameters,
                 note=note,
+                unread=unread,
             )
         return recipe
 

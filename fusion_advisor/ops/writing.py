@@ -45,11 +45,14 @@ def write_call(
     if info.recipe is None:
         raise UnsupportedOpError(f"{node.op} cannot be part of a kernel: {info.reason}")
     builder.node = node.id
-    results = info.recipe(bind(node, info.parameters, builder, tensor, runtime_number))
+    made_of = info.recipe(bind(node, info.parameters, builder, tensor, runtime_number))
+    results = made_of if isinstance(made_of, tuple) else (made_of,)
+    if len(results) != len(dtypes):
+        raise UnsupportedOpError(
+            f"{node.op} gave {len(dtypes)} results where its recipe gives {len(results)}"
+        )
     written: list[Value] = []
-    for result, dtype in zip(
-        results if isinstance(results, tuple) else (results,), dtypes, strict=False
-    ):
+    for result, dtype in zip(results, dtypes, strict=True):
         made = builder.dtype(result)
         if is_inplace(node.op):
             result = builder.cast(result, dtype)  # written into a tensor of its dtype

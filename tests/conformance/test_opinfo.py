@@ -35,8 +35,6 @@ REFUSED = {
     "__rpow__": "no recipe for dtype int64",
     "ldexp": "no scalar recipe is known",
     "nn.functional.glu": "not known to be elementwise",
-    "nn.functional.logsigmoid": "has 2 results",
-    "fill": "gives only its shape or dtype",
 }
 
 

@@ -84,7 +84,7 @@ BROKEN = {
         "does not work on bool",
     ),
     "an unused statement": (with_output(result="t3"), "never used"),
-    "an unused input": (with_statement(0, args=("x", "x")), "never used"),
+    "an unused number": (with_statement(1, args=(ONE,)), "never used"),
     "a constant of another type": (
         with_statement(3, args=("t3", Constant(value=1, dtype="float32"))),
         "constant",

@@ -1,0 +1,176 @@
+"""Members of other forms: several results, operands that lend only their shape, written tensors."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from forms_support import one_group, recorded
+from graph_builder import GraphBuilder
+from kernel_harness import load
+
+from fusion_advisor.analysis import find_candidates, traffic, why_not
+from fusion_advisor.fixes import plan_text
+from fusion_advisor.fixes.text_edits import apply_edits
+from fusion_advisor.kernels import generate_kernel
+
+pytestmark = pytest.mark.essential
+
+
+def operands(dtype=torch.float32):
+    torch.manual_seed(4)
+    return torch.randn(6, 33).to(dtype), torch.randn(33).to(dtype)
+
+
+# -- several results ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_the_second_result_is_left_out_where_nobody_needs_it(dtype):
+    x, _ = operands(dtype)
+    recording, candidate, kernel = one_group(lambda x: F.logsigmoid(x * 2) + 1, x)
+    assert len(candidate.nodes) == 3
+    assert len(candidate.outputs) == 1
+    assert "logsigmoid(" in kernel.text
+    # Three ops of one operand and four results in all, against one read and one write.
+    size = x.numel() * x.element_size()
+    assert traffic(recording.graph, [candidate]) == (7 * size, 2 * size)
+
+
+def test_both_results_are_written_where_both_are_needed():
+    def call(x):
+        result, buffer = torch.ops.aten.log_sigmoid_forward(x * 2)
+        return result, buffer, buffer + 1
+
+    x, _ = operands()
+    recording, candidate, _ = one_group(call, x)
+    node = next(node for node in recording.graph.nodes if len(node.outputs) == 2)
+    assert candidate.outputs[:2] == node.outputs
+    assert len(candidate.outputs) == 3
+
+
+def test_the_second_result_alone_can_be_what_is_needed():
+    x, _ = operands()
+    _, candidate, kernel = one_group(lambda x: torch.ops.aten.log_sigmoid_forward(x)[1] + 1, x)
+    assert len(candidate.outputs) == 1
+    assert "_, log_sigmoid_forward = " in kernel.text
+
+
+def test_a_second_result_behind_a_view_belongs_to_one_kernel():
+    def call(x):
+        return torch.ops.aten.log_sigmoid_forward(x)[1].t() * 2
+
+    x, _ = operands()
+    _, candidate, _ = one_group(call, x)
+    assert len(candidate.views) == 1
+
+
+def test_what_backward_alone_reads_is_kept_for_it():
+    x = operands()[0].requires_grad_()
+    recording = recorded(lambda x: (F.logsigmoid(x * 2) * 3).sum().backward(), x, grad=True)
+    forward = find_candidates(recording.graph)[0]
+    node = next(node for node in recording.graph.nodes if len(node.outputs) == 2)
+    assert node.id in forward.nodes
+    assert node.outputs[1] in forward.saved
+
+
+def two_results(second: tuple[int, ...], used: str) -> GraphBuilder:
+    b = GraphBuilder()
+    x = b.input((4, 6))
+    scaled = b.op("aten.mul.Tensor", x, 2.0)
+    first = b.op("aten.log_sigmoid_forward.default", scaled)
+    buffer = b.value(second)
+    b.nodes[-1] = replace(b.nodes[-1], outputs=(first, buffer))
+    last = b.op("aten.add.Tensor", first, 1.0)
+    kept = [last]
+    if used == "backward":
+        with b.context(phase="backward"):
+            b.op("aten.log_sigmoid_backward.default", x, scaled, buffer, shape=(4, 6))
+    elif used == "now":
+        kept.append(buffer)
+    return b.build(*kept)
+
+
+@pytest.mark.parametrize("used", ["never", "backward"])
+def test_an_empty_second_result_stands_in_nobody_s_way(used):
+    # On a GPU log_sigmoid keeps nothing: its second result has no elements.
+    (candidate, *_) = find_candidates(two_results((0,), used))
+    assert candidate.nodes == ("n0", "n1", "n2")
+    assert candidate.shape == (4, 6)
+
+
+def test_results_of_two_shapes_that_are_both_needed_are_refused():
+    graph = two_results((0,), "now")
+    assert find_candidates(graph) == ()
+    assert "output-shape" in {blocker.code for blocker in why_not(graph, ())}
+
+
+# -- operands that lend their shape ------------------------------------------------------------
+
+
+def test_a_filled_operand_gives_its_shape_and_is_not_read():
+    x, y = operands()
+    recording, candidate, kernel = one_group(lambda x, y: torch.fill(x, 0.3) * y, x, y)
+    assert len(candidate.inputs) == 2
+    assert "x[" not in kernel.text.split("@cpu_kernel")[1]
+    # Eager: one write; then a read of both and a write.  Fused: the row and the result.
+    size, row = 4 * x.numel(), 4 * y.numel()
+    assert traffic(recording.graph, [candidate]) == (3 * size + row, size + row)
+    assert "reads 132 B" in kernel.text
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: torch.empty_like(x).fill_(3) * y,
+        lambda x, y: torch.empty_like(x).zero_() + y,
+        lambda x, y: torch.empty(6, 33).copy_(y.double()) * 2,
+        lambda x, y: (x * 2).fill_(y[0]) * y,
+        lambda x, y: torch.fill(x, 0.5).t() + 1,
+    ],
+    ids=["fill_", "zero_", "copy_", "fill_ by a tensor", "behind a view"],
+)
+def test_forms_that_overwrite_are_members(function):
+    x, y = operands()
+    assert len(one_group(function, x, y)[1].nodes) >= 2
+
+
+def test_the_guards_look_at_an_operand_that_lends_its_shape():
+    x, y = operands()
+    _, _, kernel = one_group(lambda x, y: torch.fill(x, 0.3) * y, x, y)
+    fused = load(kernel)[kernel.entry]
+    wider = torch.randn(3, 5, 33)
+    assert fused.why_not(wider, y)
+    assert fused.why_not(x.double(), y)
+    assert not fused.why_not(x[:2], y)
+    assert torch.equal(fused(x[:2], y), 0.3 * y.expand(2, 33))
+
+
+def test_times_zero_is_no_constant():
+    x = torch.tensor([1.0, -2.0, float("nan"), float("inf")])
+    _, _, kernel = one_group(lambda x: (x * 0) + 1, x)
+    assert "x[" in kernel.text.split("@cpu_kernel")[1]
+
+
+def filled_chain(x, y):
+    return torch.fill(x, 0.3) * y + 1.0
+
+
+def test_a_fill_is_edited_in_the_text():
+    x, y = operands()
+
+    recording = recorded(filled_chain, x, y)
+    (candidate,) = find_candidates(recording.graph, within_frame=True)
+    text = Path(__file__).read_text(encoding="utf-8")
+    fix = plan_text(recording.graph, candidate, generate_kernel(recording.graph, candidate), text)
+    edited = ast.parse(apply_edits(text, fix.edits))
+    (function,) = [
+        node
+        for node in ast.walk(edited)
+        if isinstance(node, ast.FunctionDef) and node.name == "filled_chain"
+    ]
+    assert ast.unparse(function.body[0]) == "return fused_fill_mul_add(x, y)"
