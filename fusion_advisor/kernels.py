@@ -7,13 +7,13 @@ on synthetic inputs and says so.
 from __future__ import annotations
 
 import linecache
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fusion_advisor import workers
 from fusion_advisor.codegen import generate, lower
+from fusion_advisor.codegen.naming import op_base
 from fusion_advisor.errors import CaptureError, UsageError, ValidationError
 from fusion_advisor.fixes import runtime_scalars
 from fusion_advisor.ops import functional_name, takeable_numbers
@@ -60,9 +60,8 @@ def kernel_name(graph: OpGraph, candidate: FusionCandidate) -> str:
     names: dict[str, None] = {}
     for node in graph.nodes:
         if node.id in members:
-            names.setdefault(functional_name(node.op).split(".")[1].strip("_"))
-    short = [re.sub(r"\W+", "_", name) for name in names][:4]
-    return "_".join(["fused", *short])
+            names.setdefault(op_base(functional_name(node.op)).strip("_"))
+    return "_".join(["fused", *[*names][:4]])
 
 
 def generate_kernel(

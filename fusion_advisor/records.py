@@ -7,6 +7,7 @@ are UTF-8 byte offsets, lines count from 1.  Nothing but the standard library is
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -523,6 +524,11 @@ class KernelSource:
     hash: str
     program: FusedProgram
     provenance: str = ""
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the text is the one that was hashed; one that was changed since is not run."""
+        return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest() == self.hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

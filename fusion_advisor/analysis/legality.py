@@ -238,7 +238,8 @@ def _plain_arguments(node: OpNode) -> Hashable:
             return node.inputs.index(value) if value in node.inputs else value
         if isinstance(argument, tuple):
             return tuple(plain(item) for item in argument)
-        return (type(argument), repr(argument))  # -0.0 is not 0.0, nor True 1
+        # -0.0 is not 0.0, nor True 1; a whole number may be too long to be written out
+        return (type(argument), repr(argument) if type(argument) is float else argument)
 
     named = tuple([(name, plain(argument)) for name, argument in node.kwargs])
     return (tuple([plain(argument) for argument in args]), named)

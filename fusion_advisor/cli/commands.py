@@ -327,6 +327,11 @@ def _kernel(parsed: argparse.Namespace) -> int:
         raise UsageError(f"{reason}: {finding.message}")
     targets: tuple[Target, ...] = ("cpu", "cuda") if parsed.target == "both" else (parsed.target,)
     stored = dict(report.kernels).get(finding.id)
+    if stored is not None and not stored.is_intact:
+        raise ReportError(
+            f"the kernel of {finding.id} in {parsed.file} was changed: its text does not have the "
+            "recorded SHA-256; profile again and save the report anew"
+        )
     if stored is not None and _has_targets(stored, targets):
         kernel = stored
     else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import keyword
 import sys
 
 from fusion_advisor import ops
-from fusion_advisor.codegen.naming import Namer
+from fusion_advisor.codegen.naming import Namer, op_base
 from fusion_advisor.errors import UnsupportedOpError
 from fusion_advisor.ops.views import size_free, slice_arguments
 from fusion_advisor.records import (
@@ -125,6 +126,7 @@ class _Writer:
 
     def call(self, node: OpNode) -> str:
         """The expression that repeats one op."""
+        base = op_base(node.op)
         position = 0
         args = []
         for argument in node.args:
@@ -136,7 +138,7 @@ class _Writer:
                 kwargs.append((ops_identifier(key), self.argument(node, argument, position)))
             position += ops.flat_length(argument)
         if ops.is_inplace(node.op):
-            return self._written(node, args, kwargs)
+            return self._written(node, base, args, kwargs)
         if node.op == "aten.slice.Tensor" and not kwargs:
             return self._sliced(node, args[0])
         return _expression(ops.functional_name(node.op), args, kwargs, self._casts(node))
@@ -149,7 +151,9 @@ class _Writer:
         bounds += f":{step}" if step != 1 else ""
         return f"{tensor}[{', '.join([*[':'] * (at % rank), bounds])}]"
 
-    def _written(self, node: OpNode, args: list[str], kwargs: list[tuple[str, str]]) -> str:
+    def _written(
+        self, node: OpNode, base: str, args: list[str], kwargs: list[tuple[str, str]]
+    ) -> str:
         """An op that writes in place: for other dtypes too the written tensor keeps its own.
 
         What the group itself made is written; an operand belongs to the caller, and is copied.
@@ -157,7 +161,6 @@ class _Writer:
         first = node.args[0]
         if isinstance(first, ValueRef) and first.value in self.operands:
             args = [f"{args[0]}.clone()", *args[1:]]
-        base = node.op.split(".")[1]
         everything = ", ".join([*args[1:], *(f"{key}={text}" for key, text in kwargs)])
         if base in _METHODS:
             return f"{args[0]}.{base}({everything})"
@@ -179,15 +182,17 @@ class _Writer:
 
 def ops_identifier(name: str) -> str:
     """A captured attribute name, refused unless it is a plain identifier."""
-    if not name.isidentifier() or not name.isascii():
+    if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name):
         raise UnsupportedOpError(f"the name {name[:40]!r} cannot be written into source text")
     return name
 
 
 def _literal(value: bool | int | float | str | None) -> str:
+    if type(value) is int and not -(2**64) < value < 2**64:
+        raise UnsupportedOpError("a whole number of more than 64 bits is no argument of an op")
     if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
         return f'float("{value}")'
-    return repr(value)
+    return ascii(value) if isinstance(value, str) else repr(value)
 
 
 def _expression(name: str, args: list[str], kwargs: list[tuple[str, str]], casts: bool) -> str:
@@ -230,7 +235,7 @@ def eager_function_text(
     needed.update(output.value for output in program.outputs)
     for node in writer.nodes:
         text = writer.call(node)
-        wanted = finals.get(node.id, node.op.split(".")[1].strip("_"))
+        wanted = finals.get(node.id, op_base(node.op).strip("_"))
         kept = [value for value in node.outputs if value in needed] or [node.outputs[0]]
         for place, value in enumerate(node.outputs):
             if value in kept:

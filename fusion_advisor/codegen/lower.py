@@ -9,7 +9,7 @@ from typing import Literal
 
 from fusion_advisor import ops
 from fusion_advisor.codegen.layout import SpaceLayout, plan_space
-from fusion_advisor.codegen.naming import Namer, identifier, name_operands
+from fusion_advisor.codegen.naming import Namer, identifier, name_operands, op_base
 from fusion_advisor.codegen.program import check_program, live_statements
 from fusion_advisor.errors import UnsupportedOpError
 from fusion_advisor.ops.regions import original, unrolled
@@ -27,7 +27,7 @@ from fusion_advisor.records import (
     Statement,
     TensorSpec,
 )
-from fusion_advisor.view_steps import ViewStep
+from fusion_advisor.view_steps import ViewError, ViewStep
 
 _HALVES = ("bfloat16", "float16")
 
@@ -162,7 +162,12 @@ def lower(
     """
     entry = identifier(name, "fused")
     if candidate.regions:
-        program = _lower_regions(graph, candidate, entry, runtime_scalars, match)
+        try:
+            program = _lower_regions(graph, candidate, entry, runtime_scalars, match)
+        except ViewError as error:
+            raise UnsupportedOpError(
+                f"a view in the group cannot be read through: {error}"
+            ) from error
     else:
         state = _Lowering(graph, candidate, runtime_scalars, Namer(), {})
         program = _lower_one(state, entry, match, _output_names(candidate))
@@ -337,7 +342,7 @@ def _readable(
     statements: tuple[Statement, ...], outputs: list[ProgramOutput], state: _Lowering
 ) -> tuple[tuple[Statement, ...], tuple[ProgramOutput, ...]]:
     """Name each op's last statement after the op, the steps before it t1, t2, …"""
-    bases = {node.id: node.op.split(".")[1].strip("_") for node in state.nodes}
+    bases = {node.id: op_base(node.op).strip("_") for node in state.nodes}
     last = {statement.node: statement.name for statement in statements}
     counts = Counter(bases[s.node] for s in statements if last[s.node] == s.name)
     seen: Counter[str] = Counter()

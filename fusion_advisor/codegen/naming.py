@@ -7,11 +7,12 @@ import builtins
 import keyword
 import re
 
+from fusion_advisor.errors import UnsupportedOpError
 from fusion_advisor.records import FusedProgram, FusionCandidate, OpGraph, OpNode, ValueRef
 
 _TEXT_NAMES = """
     FusedFunction Operand Output cpu_kernel cpu_math cuda cuda_math float32 float64 int16 int32
-    int64 int8 libdevice math out prange torch uint32 uint8
+    int64 int8 libdevice math numba numpy out prange torch uint32 uint8
 """
 _RESERVED = frozenset([*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *_TEXT_NAMES.split()])
 # Words that Python has taken, and what stands for them.
@@ -29,6 +30,35 @@ _SYNONYMS = {
 }
 _FALLBACKS = ("x", "y", "z", "w", "a", "b", "c", "d", "p", "q", "r", "s", "u", "v")
 _LONGEST = 32
+# ASCII alone: Python takes other letters for these (NFKC), so that two names could be one.
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def name_problem(name: object) -> str:
+    """Why a name may not stand in generated text as it is, or "" if it may."""
+    if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
+        return "is not an identifier"
+    if name.startswith("__"):
+        return "is a name of Python's own"
+    if name in _RESERVED and name != "out":
+        return "means something else in generated text"
+    return ""
+
+
+def op_base(op: str) -> str:
+    """The middle of an op's name: ``add_`` of ``aten.add_.Tensor``.
+
+    Raises:
+        UnsupportedOpError: the name is not three identifiers, as those of torch's own are.
+    """
+    parts = op.split(".")
+    if (
+        len(parts) != 3
+        or not all(map(_IDENTIFIER.fullmatch, parts))
+        or any(map(keyword.iskeyword, parts))
+    ):
+        raise UnsupportedOpError(f"{op[:80]!r} is not the name of an op that can be written down")
+    return parts[1]
 
 
 def identifier(text: str, fallback: str = "value") -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+from fusion_advisor.codegen.naming import name_problem
 from fusion_advisor.errors import CodegenError
-from fusion_advisor.ops import SUPPORTED_DTYPES, type_error
+from fusion_advisor.ops import ITEM_BYTES, SUPPORTED_DTYPES, type_error
 from fusion_advisor.records import (
     Constant,
     FusedProgram,
@@ -18,8 +18,8 @@ from fusion_advisor.records import (
     Statement,
 )
 
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _CONSTANT_TYPES = {"bool": bool, "float": float, "int": int}
+_STEPS = frozenset({"slice", "select", "single", "unsqueeze", "permute", "split"})
 
 
 def _fail(program: FusedProgram, problem: str) -> CodegenError:
@@ -35,6 +35,9 @@ def check_program(program: FusedProgram) -> None:
     Raises:
         CodegenError: naming the first thing that is wrong.
     """
+    _check_name(program, program.name)
+    if program.match not in ("eager", "fast"):
+        raise _fail(program, f"it matches {program.match!r}")
     _check_parameters(program)
     taken: set[str] = set()
     for part in region_programs(program):
@@ -81,7 +84,7 @@ def _check_parameters(program: FusedProgram) -> None:
     parts: list[ProgramInput | Statement | ProgramOutput] = [*program.inputs]
     parts += [*program.statements, *program.outputs]
     for part in parts:
-        if not 0 <= part.region < regions:
+        if not _whole(part.region) or not 0 <= part.region < regions:
             raise _fail(program, f"{part.name} stands in region {part.region} of {regions}")
     declared = {one.name: (one.dtype, one.value) for one in program.parameters}
     tensors = [one for one in program.inputs if one.kind == "tensor"]
@@ -90,9 +93,12 @@ def _check_parameters(program: FusedProgram) -> None:
             raise _fail(program, f"{operand.name} is a view of what is not a parameter")
         if declared and declared.get(operand.parameter) != (operand.dtype, operand.value):
             raise _fail(program, f"{operand.name} is no view of parameter {operand.parameter!r}")
-    for name in declared:
-        if not _IDENTIFIER.match(name) or all(one.parameter != name for one in tensors):
-            raise _fail(program, f"parameter {name!r} is never read")
+    for one in program.parameters:
+        _check_name(program, one.name)
+        if one.dtype not in SUPPORTED_DTYPES:
+            raise _fail(program, f"{one.name} has the unknown dtype {one.dtype!r}")
+        if all(operand.parameter != one.name for operand in tensors):
+            raise _fail(program, f"parameter {one.name!r} is never read")
 
 
 def _check_region(program: FusedProgram, taken: set[str]) -> None:
@@ -126,8 +132,7 @@ def _check_region(program: FusedProgram, taken: set[str]) -> None:
 
 
 def _define(program: FusedProgram, dtypes: dict[str, str], name: str, dtype: str) -> None:
-    if not _IDENTIFIER.match(name):
-        raise _fail(program, f"{name!r} is not an identifier")
+    _check_name(program, name)
     if name in dtypes:
         raise _fail(program, f"{name} is defined twice")
     if dtype not in SUPPORTED_DTYPES:
@@ -135,9 +140,19 @@ def _define(program: FusedProgram, dtypes: dict[str, str], name: str, dtype: str
     dtypes[name] = dtype
 
 
+def _check_name(program: FusedProgram, name: object) -> None:
+    problem = name_problem(name)
+    if problem:
+        raise _fail(program, f"{name!r} {problem}")
+
+
+def _whole(*numbers: object) -> bool:
+    return all(type(number) is int for number in numbers)
+
+
 def _check_space(program: FusedProgram) -> None:
-    if not _IDENTIFIER.match(program.name):
-        raise _fail(program, "its name is not an identifier")
+    if not _whole(program.rank, *(d for group in program.groups for d in group)):
+        raise _fail(program, f"groups {program.groups} are not whole numbers")
     flat = [dimension for group in program.groups for dimension in group]
     if sorted(flat) != list(range(program.rank)):
         raise _fail(program, f"groups {program.groups} do not partition {program.rank} dimensions")
@@ -150,6 +165,13 @@ def _check_space(program: FusedProgram) -> None:
 
 
 def _check_input(program: FusedProgram, operand: ProgramInput) -> None:
+    if operand.kind not in ("tensor", "scalar") or operand.layout not in ("dense", "strided"):
+        raise _fail(program, f"{operand.name} is a {operand.layout!r} {operand.kind!r}")
+    if not _whole(*operand.groups):
+        raise _fail(program, f"{operand.name}'s groups {operand.groups!r} are not whole numbers")
+    for kind, at, numbers in operand.steps:
+        if kind not in _STEPS or not _whole(at, *numbers):
+            raise _fail(program, f"{operand.name} is viewed by {kind!r}, which is no view step")
     if operand.kind == "scalar":
         if operand.groups or operand.dtype not in ("int64", "float64"):
             raise _fail(program, f"scalar {operand.name} must be int64 or float64 without groups")
@@ -185,6 +207,14 @@ def _check_constant(program: FusedProgram, statement: Statement, constant: Const
         raise _fail(
             program, f"{statement.name} has the constant {constant.value!r} as {constant.dtype}"
         )
+    if kind == "int" and not _fits(constant.value, constant.dtype):
+        raise _fail(program, f"{statement.name} has a constant that no {constant.dtype} holds")
+
+
+def _fits(value: float | int, dtype: str) -> bool:
+    count: int = 2 ** (8 * ITEM_BYTES[dtype])
+    low = 0 if dtype.startswith("u") else -count // 2
+    return low <= value < low + count
 
 
 def _check_outputs(program: FusedProgram, dtypes: dict[str, str]) -> None:
@@ -192,8 +222,9 @@ def _check_outputs(program: FusedProgram, dtypes: dict[str, str]) -> None:
         raise _fail(program, "it writes nothing")
     names: set[str] = set(dtypes)
     for output in program.outputs:
-        if not _IDENTIFIER.match(output.name) or output.name in names:
-            raise _fail(program, f"output name {output.name!r} is taken or not an identifier")
+        _check_name(program, output.name)
+        if output.name in names:
+            raise _fail(program, f"output name {output.name!r} is taken")
         names.add(output.name)
         if output.result not in dtypes:
             raise _fail(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from fusion_advisor import ops
 from fusion_advisor.codegen.eager_text import eager_function_text
-from fusion_advisor.codegen.naming import comment_text
+from fusion_advisor.codegen.naming import comment_text, op_base
 from fusion_advisor.codegen.numba_cpu import cpu_kernel_text
 from fusion_advisor.codegen.numba_cuda import cuda_kernel_text
 from fusion_advisor.codegen.program import check_program, program_hash
@@ -65,7 +65,7 @@ def generate(
     members = set(program.nodes)
     nodes = [node for node in graph.nodes if node.id in members]
     specs = {spec.id: spec for spec in graph.values}
-    comments = {node.id: node.op for node in nodes}
+    comments = {node.id: comment_text(node.op) for node in nodes}
     stem = re.sub(r"^fused_", "", program.name)
     eager_name, cpu_name, cuda_name = f"eager_{stem}", f"{stem}_cpu", f"{stem}_cuda"
     parts = [eager_function_text(program, graph, eager_name, comments)]
@@ -178,7 +178,7 @@ def _header(program: FusedProgram, nodes: list[OpNode], specs: Mapping[str, Tens
     """What is fused, from where, and the traffic at the captured sizes."""
     # Views between the ops are no ops of the kernel: they only change how it indexes.
     computing = [node for node in nodes if ops.lookup(node.op) is not None]
-    names = [node.op.split(".")[1].strip("_") for node in computing]
+    names = [op_base(node.op).strip("_") for node in computing]
     tensors = [p for p in program.inputs if p.kind == "tensor"]
     read = sum(_read_bytes(program, specs[one.value]) for one in program.given)
     written = sum(_bytes(specs[output.value]) for output in program.outputs)
@@ -196,7 +196,7 @@ def _header(program: FusedProgram, nodes: list[OpNode], specs: Mapping[str, Tens
         note = _operand_note(operand, program)
         if note:
             lines.append(f"# {operand.name} is {note}")
-    return "\n".join(comment_text(line, 200) if len(line) > 200 else line for line in lines)
+    return "\n".join(comment_text(line, 200) for line in lines)
 
 
 def _operand_note(operand: ProgramInput, program: FusedProgram) -> str:

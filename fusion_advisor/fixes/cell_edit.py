@@ -121,6 +121,8 @@ def _guarded(
         )
 
     try:
+        if not kernel.is_intact:
+            raise Refusal("kernel-text", "the kernel's text was changed: generate it again")
         if where == "file" and span is not None and span.installed:
             raise Refusal(
                 "installed-package",

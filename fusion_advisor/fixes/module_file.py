@@ -336,6 +336,8 @@ def _kernel_texts(kernels: Sequence[KernelSource]) -> tuple[list[str], dict[str,
     for kernel in kernels:
         if kernel.hash in entries:
             continue
+        if not kernel.is_intact:
+            raise FixError(f"the text of {kernel.entry} was changed: generate it again")
         _, defined = bindings_of(kernel.text)
         renamed = {}
         for name in sorted(defined):

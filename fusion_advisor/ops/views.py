@@ -150,6 +150,6 @@ def _integers(node: OpNode) -> tuple[int, ...] | None:
     arguments = node.args[1:]
     if len(arguments) == 1 and isinstance(arguments[0], tuple):
         arguments = arguments[0]
-    found = tuple([item for item in arguments if type(item) is int])
+    found = tuple([n for n in arguments if type(n) is int and -(2**63) <= n < 2**63])
     absent = arguments.count(None) if node.op == "aten.slice.Tensor" else 0
     return found if len(found) + absent == len(arguments) and not node.kwargs else None

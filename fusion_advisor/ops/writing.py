@@ -44,6 +44,9 @@ def write_call(
     """
     if info.recipe is None:
         raise UnsupportedOpError(f"{node.op} cannot be part of a kernel: {info.reason}")
+    for argument in flat_arguments(node):
+        if type(argument) is int and not -(2**64) < argument < 2**64:
+            raise UnsupportedOpError(f"{node.op} takes a whole number of more than 64 bits")
     builder.node = node.id
     made_of = info.recipe(bind(node, info.parameters, builder, tensor, runtime_number))
     results = made_of if isinstance(made_of, tuple) else (made_of,)

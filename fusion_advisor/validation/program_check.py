@@ -6,7 +6,6 @@ import ast
 
 from fusion_advisor.errors import ValidationError
 from fusion_advisor.records import FusedProgram, FusionCandidate, KernelSource
-from fusion_advisor.runtime.loading import text_hash
 
 # What generated text may import; everything else would make it more than a kernel.
 _ALLOWED_IMPORTS = ("torch", "numba", "numpy", "math", "fusion_advisor.runtime", "__future__")
@@ -14,7 +13,7 @@ _ALLOWED_IMPORTS = ("torch", "numba", "numpy", "math", "fusion_advisor.runtime",
 
 def check_kernel(kernel: KernelSource, candidate: FusionCandidate) -> str:
     """Raise ``ValidationError`` for a text or program that cannot be right; else say what holds."""
-    if text_hash(kernel.text) != kernel.hash:
+    if not kernel.is_intact:
         raise ValidationError("the text's SHA-256 is not the recorded one: it was edited")
     try:
         tree = ast.parse(kernel.text)

@@ -12,7 +12,7 @@ import torch
 from fix_support import candidates_of, fuse_all, plan, record_call, run_text, same, stand_in
 
 from fusion_advisor.errors import FixError
-from fusion_advisor.fixes import edited_text, fix_diff, plan_text, runtime_scalars
+from fusion_advisor.fixes import edited_text, fix_diff, plan_text, runtime_scalars, text_hash
 from fusion_advisor.records import Fix, FusionCandidate
 
 HEAD = "import math\nimport torch\nimport torch.nn.functional as F\n\n\n"
@@ -310,7 +310,10 @@ def test_names_of_the_kernel_disturb_nobody(tmp_path: Path) -> None:
     graph = record_call(lambda: namespace["f"](*matrices(2)()))
     (candidate,) = candidates_of(graph)
     kernel = stand_in(graph, candidate)
-    kernel = replace(kernel, text="from fusion_advisor.runtime import cuda\n" + kernel.text)
+    changed = "from fusion_advisor.runtime import cuda\n" + kernel.text
+    edited = replace(kernel, text=changed)  # its hash is that of the text before
+    assert code_of(plan_text(graph, candidate, edited, text)) == "kernel-text"
+    kernel = replace(edited, hash=text_hash(changed))
     assert code_of(plan_text(graph, candidate, kernel, text)) == "name-clash"
     other = text.replace("cuda = 3", "pass")
     live = {"cuda": object()}
