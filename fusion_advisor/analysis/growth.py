@@ -287,7 +287,7 @@ class Growth:
                 continue
             reach = self._reach(earlier)
             if reach and (reach & bits or self._close(reach) & bits):
-                return self._path_message(position, earlier)
+                return self._path_message(position, earlier, group)
         for other in accepted:
             if self._close(other.reached) & bits or self._close(group.reached) & other.bits:
                 return (
@@ -297,9 +297,15 @@ class Growth:
                 )
         return None
 
-    def _path_message(self, position: int, between: int) -> Refusal:
+    def _path_message(self, position: int, between: int, group: Group) -> Refusal:
         index = self.index
         node = index.nodes[position]
+        if self._overwrites_what_is_read(between, group):
+            return (
+                "mutated-between",
+                f"{self._name(between)} overwrites what the group reads before "
+                f"{self._name(position)} reads it again",
+            )
         made = set(index.nodes[between].outputs)
         if made.isdisjoint(node.inputs):
             if index.nodes[between].kind == "host-sync":
@@ -317,6 +323,15 @@ class Growth:
             "non-convex",
             f"{self._name(position)} also needs {self._name(between)}, which itself needs the "
             "group: the path leaves the kernel and comes back",
+        )
+
+    def _overwrites_what_is_read(self, position: int, group: Group) -> bool:
+        index = self.index
+        written = {index.values[value].storage for value in index.nodes[position].mutates}
+        return bool(written) and any(
+            index.specs[value].storage in written
+            for member in group.members
+            for value in index.reads[member]
         )
 
     def _name(self, position: int) -> str:
