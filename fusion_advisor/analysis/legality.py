@@ -36,7 +36,7 @@ BLOCKER_CODES: Mapping[str, str] = MappingProxyType(
         "shape": "shapes do not broadcast into one iteration space",
         "output-shape": "a result is needed at a smaller shape than the kernel iterates over",
         "layout": "a result's memory layout differs from that of the group's other results",
-        "offsets": "more elements than 32-bit offsets reach",
+        "offsets": "more elements than one launch has threads",
         "mutated-input": "writes a tensor that others see, in place",
         "aliasing": "reads its written storage through another view",
         "mutated-between": "a storage is written between the two ops",
@@ -53,7 +53,7 @@ BLOCKER_CODES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-MAX_ELEMENTS = 2**31 - 1  # kernels index with 32-bit offsets
+MAX_ELEMENTS = (2**31 - 1) * 256  # a CUDA grid has at most 2^31 - 1 blocks, here of 256 threads
 
 # What the parts of an op's context are about, in their order.
 _CONTEXT_CODES = ("device", "stream", "thread", "phase", "autocast", "grad-mode")
@@ -188,7 +188,7 @@ def _form_refusal(index: GraphIndex, node: OpNode) -> Refusal | None:
             return "device", f"{node.op} reads a tensor on {operand.device} from {output.device}"
     elements = math.prod(output.shape)
     if elements > MAX_ELEMENTS:
-        return "offsets", f"{node.op} has {elements} elements, beyond 32-bit offsets"
+        return "offsets", f"{node.op} has {elements} elements, more than one launch has threads"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import sys
 import warnings
@@ -14,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from fusion_advisor.errors import UsageError
-from fusion_advisor.runtime import autograd, guards, launch, launch_cuda
+from fusion_advisor.runtime import autograd, guards, index_width, launch, launch_cuda
 from fusion_advisor.runtime.cpu_kernels import SERIAL_BELOW
 from fusion_advisor.runtime.launch import Launch
 from fusion_advisor.runtime.layouts import Groups
@@ -90,9 +91,15 @@ class FusedFunction:
             tuple[Plan, Callable[..., bool]], ...
         ] = ()  # on the fast path, the newest first
         self._fused = 0
+        self._copied = 0
         self._fallbacks: dict[str, int] = {}
         self._warned: set[str] = set()
         self._forced: str | None = None
+
+    @functools.cached_property
+    def cuda64(self) -> Any:
+        """The CUDA kernel with 64-bit indices, for calls that reach offsets beyond 32 bits."""
+        return None if self.cuda is None else index_width.wide_kernel(self.cuda)
 
     # -- calling ---------------------------------------------------------------------------
 
@@ -203,12 +210,15 @@ class FusedFunction:
                 *args[count:],
             )
         elif plan.elements:
+            self._copied += plan.copies
             if plan.device.type == "cuda":
-                prepared = launch.cuda_launch(self.cuda, self.signature, plan, args, out)
+                kernel = self.cuda64 if plan.wide else self.cuda
+                prepared = launch.cuda_launch(kernel, self.signature, plan, args, out)
                 launch_cuda.run(prepared, plan.device)
             else:
                 prepared = launch.cpu_launch(self.cpu, self.signature, plan, args, out)
                 self.cpu.run(prepared.arguments, plan.elements)
+                prepared.finish()
         return out
 
     def _run_eager(self, reason: str, args: tuple[Any, ...]) -> Any:
@@ -232,11 +242,11 @@ class FusedFunction:
     @property
     def stats(self) -> CallStats:
         """Calls that ran fused, and fallbacks by reason, since creation or ``reset_stats``."""
-        return CallStats(self._fused, dict(self._fallbacks))
+        return CallStats(self._fused, dict(self._fallbacks), self._copied)
 
     def reset_stats(self) -> None:
         """Count from zero, and warn again."""
-        self._fused = 0
+        self._fused = self._copied = 0
         self._fallbacks.clear()
         self._warned.clear()
 
@@ -264,14 +274,15 @@ class FusedFunction:
         """The exact arrays and numbers a kernel would get, writing to ``out`` or fresh outputs.
 
         Tensors on the CPU give NumPy arrays for either target, so that a CUDA kernel's code can
-        be run without a GPU.  ``elements`` may be 0: then no kernel must be launched.
+        be run without a GPU.  ``elements`` may be 0: then no kernel must be launched.  After the
+        kernel call the launch's ``finish``.
 
         Raises:
             UsageError: a guard refuses the arguments (the message says which), or ``out`` is not
                 exactly what the function makes.
         """
         with torch.no_grad():
-            plan = make_plan(self.signature, args, with_gradient=False)
+            plan = make_plan(self.signature, args, with_gradient=False, target=target)
             if plan.problem:
                 raise UsageError(f"{self.name} cannot run fused on these arguments: {plan.problem}")
             if out is None:
@@ -279,7 +290,8 @@ class FusedFunction:
             else:
                 launch.check_outputs(plan, out)
             if target == "cuda":
-                return launch.cuda_launch(self.cuda, self.signature, plan, args, out)
+                kernel = self.cuda64 if plan.wide else self.cuda
+                return launch.cuda_launch(kernel, self.signature, plan, args, out)
             return launch.cpu_launch(self.cpu, self.signature, plan, args, out)
 
     def run_cpu(
@@ -303,6 +315,7 @@ class FusedFunction:
             else:
                 twin = self.cpu.parallel if parallel else self.cpu.serial
                 twin(*prepared.arguments)
+            prepared.finish()
         return prepared.outputs
 
     # -- being copied ----------------------------------------------------------------------

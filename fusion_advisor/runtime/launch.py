@@ -1,8 +1,9 @@
 """From a plan and its arguments to a kernel call: arrays in the kernel's own convention.
 
 CPU kernels take NumPy arrays with one dimension per group of the operand; CUDA kernels take flat
-arrays, the sizes of the axes, and the strides of strided operands (all uint32).  16-bit floats
-travel as uint16 bit patterns; an operand broadcast everywhere is an array of one element.
+arrays, the sizes of the axes, and the strides of strided operands (all uint32, or uint64 for the
+64-bit variant).  16-bit floats travel as uint16 bit patterns; an operand broadcast everywhere is an
+array of one element.
 """
 
 from __future__ import annotations
@@ -33,16 +34,26 @@ _HALVES = frozenset({torch.float16, torch.bfloat16})
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The arguments of one kernel call.  ``outputs`` are the tensors the kernel writes."""
+    """The arguments of one kernel call.  ``outputs`` are the tensors that it is called for.
+
+    The kernel writes them, but for those that lie otherwise than it walks: ``finish``, called
+    after the kernel, fills these.
+    """
 
     target: str
     kernel: Any
     arrays: tuple[Any, ...]  # operands, then outputs
-    sizes: tuple[np.uint32, ...]  # of the iteration axes, CUDA only
-    strides: tuple[np.uint32, ...]  # of strided operands, one per group, CUDA only
+    sizes: tuple[np.unsignedinteger[Any], ...]  # of the iteration axes, CUDA only
+    strides: tuple[np.unsignedinteger[Any], ...]  # of strided operands, one per group, CUDA only
     scalars: tuple[float | int, ...]
     outputs: tuple[torch.Tensor, ...]
     elements: int
+    late: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()  # to, from
+
+    def finish(self) -> None:
+        """Copy what the kernel wrote apart to its places."""
+        for target, source in self.late:
+            target.copy_(source)
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -91,14 +102,14 @@ def scalar_values(signature: Signature, args: tuple[Any, ...]) -> tuple[float | 
 def cpu_launch(
     kernel: Any, signature: Signature, plan: Plan, args: tuple[Any, ...], out: tuple[Any, ...]
 ) -> Launch:
-    """NumPy arrays over the very memory of the tensors."""
+    """NumPy arrays over the very memory of the tensors (of copies, where a plan says so)."""
     arrays = []
-    for tensor, layout, offset in _laid_out(signature, plan, args, out):
+    written, late = _written(plan, out)
+    for tensor, layout, first in _laid_out(signature, plan, args, written):
         sizes, strides = layout.sizes or (1,), layout.strides or (1,)
-        first = tensor.storage_offset() + offset
-        arrays.append(_bits(tensor.detach().as_strided(sizes, strides, first)).numpy())
+        arrays.append(_bits(tensor.as_strided(sizes, strides, first)).numpy())
     scalars = scalar_values(signature, args)
-    return Launch("cpu", kernel, tuple(arrays), (), (), scalars, out, plan.elements)
+    return Launch("cpu", kernel, tuple(arrays), (), (), scalars, out, plan.elements, late)
 
 
 def cpu_entry(
@@ -120,30 +131,69 @@ def cuda_launch(
     kernel: Any, signature: Signature, plan: Plan, args: tuple[Any, ...], out: tuple[Any, ...]
 ) -> Launch:
     """Flat arrays: of NumPy for tensors on the CPU (to run a kernel's IR there), else tensors."""
-    strides: list[np.uint32] = []
-    for operand, layout in zip(signature.operands, plan.operands, strict=True):
+    index = np.uint64 if plan.wide else np.uint32
+    strides: list[np.unsignedinteger[Any]] = []
+    for operand, planned in zip(signature.operands, plan.operands, strict=True):
         if operand.layout == "strided":
-            strides += (np.uint32(stride) for stride in layout.strides)
+            strides += (index(stride) for stride in planned.layout.strides)
     arrays = []
-    for tensor, layout, offset in _laid_out(signature, plan, args, out):
+    written, late = _written(plan, out)
+    for tensor, layout, first in _laid_out(signature, plan, args, written):
         length = layout.largest_offset + 1 if layout.elements else 0
-        on_device = tensor if tensor.device == plan.device else tensor.to(plan.device)
-        first = on_device.storage_offset() + offset
-        flat = _bits(on_device.detach().as_strided((length,), (1,), first))
+        flat = _bits(tensor.as_strided((length,), (1,), first))
         arrays.append(flat.numpy() if flat.device.type == "cpu" else flat)
-    sizes = tuple(np.uint32(size) for size in plan.sizes)
+    sizes = tuple(index(size) for size in plan.sizes)
     scalars = scalar_values(signature, args)
-    return Launch("cuda", kernel, tuple(arrays), sizes, tuple(strides), scalars, out, plan.elements)
+    numbers = (sizes, tuple(strides), scalars)
+    return Launch("cuda", kernel, tuple(arrays), *numbers, out, plan.elements, late)
+
+
+def _written(
+    plan: Plan, out: tuple[torch.Tensor, ...]
+) -> tuple[tuple[torch.Tensor, ...], tuple[tuple[torch.Tensor, torch.Tensor], ...]]:
+    """The tensors that the kernel writes, and what is to be copied from them to outputs."""
+    if not any(planned.copied for planned in plan.outputs):
+        return out, ()
+    written, late = [], []
+    for tensor, planned in zip(out, plan.outputs, strict=True):
+        if planned.copied is None:
+            written.append(tensor)
+            continue
+        sizes, strides = planned.copied
+        written.append(torch.empty(sizes, dtype=tensor.dtype, device=tensor.device))
+        place = tensor.detach().as_strided(sizes, strides, int(tensor.storage_offset()))
+        late.append((place, written[-1]))
+    return tuple(written), tuple(late)
 
 
 def _laid_out(
     signature: Signature, plan: Plan, args: tuple[Any, ...], out: tuple[Any, ...]
 ) -> Iterator[tuple[torch.Tensor, AxisLayout, int]]:
-    """Operands, then outputs: the tensor, its axes, and where in it the first element is."""
-    for source, layout, offset in zip(signature.sources, plan.operands, plan.offsets, strict=True):
-        yield args[source], layout, offset
-    for tensor, planned in zip(out, plan.outputs, strict=True):
-        yield tensor, planned.layout, 0
+    """Operands, then outputs: the tensor, its axes, and where in its storage the first element is.
+
+    A tensor made here is held by what is made of it; on a GPU, the stream orders its reuse.
+    """
+    for source, planned in zip(signature.sources, plan.operands, strict=True):
+        tensor = on_device(args[source].detach(), plan.device)
+        first = int(tensor.storage_offset()) + planned.offset
+        if planned.copied is not None:
+            sizes, strides = planned.copied
+            apart = tensor.as_strided(sizes, strides, first)
+            tensor, first = apart.clone(memory_format=torch.contiguous_format), 0
+        yield tensor, planned.layout, first
+    for tensor, written in zip(out, plan.outputs, strict=True):
+        yield tensor.detach(), written.layout, int(tensor.storage_offset())
+
+
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor itself; of a tensor without dimensions elsewhere on the host, its one number.
+
+    The number is read on the host and travels with the launch that writes it, so that no copy from
+    pageable memory makes the host wait for the device.
+    """
+    if tensor.device == device:
+        return tensor
+    return torch.full((), tensor.item(), dtype=tensor.dtype, device=device)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

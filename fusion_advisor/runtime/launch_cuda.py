@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
+from fusion_advisor.runtime.index_width import THREADS_PER_BLOCK
 from fusion_advisor.runtime.launch import Launch
-
-THREADS_PER_BLOCK = 256
 
 
 def run(launch: Launch, device: torch.device) -> None:
@@ -25,6 +24,7 @@ def run(launch: Launch, device: torch.device) -> None:
         arrays = [_device_array(cuda, array) for array in launch.arrays]
         numbers = (*launch.sizes, *launch.strides, *launch.scalars)
         launch.kernel[blocks, THREADS_PER_BLOCK, stream](*arrays, *numbers)
+        launch.finish()
 
 
 def _device_array(cuda: Any, tensor: torch.Tensor) -> Any:

@@ -13,10 +13,10 @@ from fusion_advisor.view_steps import ViewStep
 class Operand:
     """A tensor operand: read at the iteration ``groups`` named, broadcast over the others.
 
-    ``layout`` is ``dense`` (its elements lie one after another in walking order) or ``strided``
-    (one run-time stride per group).  It is an argument of the call itself, or, in a function that
-    declares its parameters, what ``steps`` make of the one called ``of`` (its own name if empty),
-    for the loop of one ``region``.
+    ``layout`` is ``dense`` (a CUDA kernel finds its elements one after another in walking order)
+    or ``strided`` (one run-time stride per group); CPU kernels take either.  It is an argument of
+    the call itself, or, in a function that declares its parameters, what ``steps`` make of the one
+    called ``of`` (its own name if empty), for the loop of one ``region``.
     """
 
     name: str
@@ -39,10 +39,15 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class CallStats:
-    """How often a fused function ran fused, and how often it ran eager and why."""
+    """How often a fused function ran fused, and how often it ran eager and why.
+
+    ``copied`` are those fused calls that copied an operand before the kernel, or a result after it,
+    because it lies otherwise in memory than the kernel walks.
+    """
 
     fused: int = 0
     fallbacks: Mapping[str, int] = field(default_factory=dict)
+    copied: int = 0
 
 
 class FusionFallbackWarning(UserWarning):

@@ -10,26 +10,42 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from fusion_advisor.runtime import guards, layouts
+from fusion_advisor.runtime import guards, index_width, layouts, walks
 from fusion_advisor.runtime.operands import Operand, Output
 from fusion_advisor.view_steps import ViewError, follow
-
-_LARGEST_OFFSET = 2**31 - 1  # CUDA kernels index with uint32, thread numbers are int32
 
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """An output as eager makes it: shape, strides, dtype, and whether it has a gradient."""
+    """An output as eager makes it: shape, strides, dtype, and whether it has a gradient.
+
+    One with ``copied`` sizes and strides lies otherwise than the kernel walks: the kernel writes
+    a stretch of memory of its own, whose elements are then copied to their places.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     layout: layouts.AxisLayout
     differentiable: bool
+    copied: tuple[layouts.Shape, layouts.Shape] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OperandPlan:
+    """Where an operand's elements lie, as the kernel is to read them.
+
+    ``offset`` is its first element, seen from its tensor's.  One with ``copied`` sizes and strides
+    lies otherwise than the kernel walks: those elements are copied together first, in that order.
+    """
+
+    layout: layouts.AxisLayout
+    offset: int = 0
+    copied: tuple[layouts.Shape, layouts.Shape] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +85,13 @@ class Plan:
     problem: str = ""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     sizes: tuple[int, ...] = ()  # of the axes, region after region
-    operands: tuple[layouts.AxisLayout, ...] = ()
-    offsets: tuple[int, ...] = ()  # per operand: its first element, seen from its tensor's
+    operands: tuple[OperandPlan, ...] = ()
     outputs: tuple[OutputPlan, ...] = ()
     with_gradient: bool = False
     elements: int = 0  # size of the (largest) iteration space
     allocations: tuple[tuple[Any, ...], ...] = ()  # shape, strides, dtype of each output
     addressable: bool = False  # on the CPU, every operand contiguous: addresses say it all
+    wide: bool = False  # a CUDA kernel reaches offsets beyond 32 bits
     entry: Callable[..., None] | None = None  # the CPU kernel by addresses, for small calls
     # The fast path: whether tensors are of this kind, and what that test does not cover.
     matches: Callable[..., bool] | None = None
@@ -90,6 +106,12 @@ class Plan:
         )
 
     @property
+    def copies(self) -> bool:
+        """Whether some operand is copied into walking order, or some output out of it."""
+        laid = [*(one.copied for one in self.operands), *(one.copied for one in self.outputs)]
+        return any(laid)
+
+    @property
     def differentiable(self) -> tuple[bool, ...]:
         """Which outputs have a gradient."""
         return tuple(output.differentiable for output in self.outputs)
@@ -100,8 +122,16 @@ def fits_64_bits(number: int) -> bool:
     return -(2**63) <= number < 2**63
 
 
-def make_plan(signature: Signature, args: tuple[Any, ...], with_gradient: bool) -> Plan:
-    """Check a call against the guards and lay its operands over the kernel's axes."""
+def make_plan(
+    signature: Signature,
+    args: tuple[Any, ...],
+    with_gradient: bool,
+    target: Literal["cpu", "cuda"] | None = None,
+) -> Plan:
+    """Check a call against the guards and lay its operands over the kernel's axes.
+
+    ``target`` says whose kernel it is for, where that is not the tensors' own device's.
+    """
     problem = _arguments_problem(signature, args)
     if problem:
         return Plan(problem)
@@ -119,45 +149,37 @@ def make_plan(signature: Signature, args: tuple[Any, ...], with_gradient: bool) 
         results = _results(signature, args, with_gradient)
     except Exception as error:  # whatever eager raises, it shall raise it to the caller itself
         return Plan(f"eager refuses these arguments: {type(error).__name__}")
-    outputs = _plan_outputs(signature, results)
-    if isinstance(outputs, str):
-        return Plan(outputs)
-    spaces = _region_shapes(signature, outputs)
-    operands = _plan_operands(signature, tensors, spaces)
-    if isinstance(operands, str):
-        return Plan(operands)
-    sizes = [
-        layouts.group_sizes(space, groups)
-        for space, (_, groups) in zip(spaces, signature.spaces, strict=True)
-    ]
-    axes = tuple(operand for operand, _ in operands)
-    farthest = [operand.largest_offset for operand in axes]
+    problem = _results_problem(signature, results)
+    if problem:
+        return Plan(problem)
+    on_cuda = (target or device.type) == "cuda"
+    found = _lay_out(signature, tensors, results, flat=on_cuda)
+    if isinstance(found, str):
+        return Plan(found)
+    walked, operands, outputs = found
+    sizes = [layouts.group_sizes(space, groups) for space, groups in walked]
     elements = max(math.prod(own) for own in sizes)
-    if device.type == "cuda" and max([*farthest, elements]) > _LARGEST_OFFSET:
-        return Plan("offsets do not fit 32 bits")
-    return Plan(
+    if on_cuda and elements > index_width.MOST_ELEMENTS:
+        return Plan(f"{elements} elements are more than one launch has threads")
+    axes = [*(one.layout for one in operands), *(one.layout for one in outputs)]
+    reached = [layout.largest_offset for layout in axes]
+    plan = Plan(
         device=device,
         sizes=tuple(size for own in sizes for size in own),
-        operands=axes,
-        offsets=tuple(offset for _, offset in operands),
+        operands=operands,
         outputs=outputs,
         with_gradient=with_gradient,
         elements=elements,
         allocations=tuple((output.shape, output.strides, output.dtype) for output in outputs),
-        addressable=not signature.viewed
-        and device.type == "cpu"
-        and all(operand.is_dense for operand in axes),
+        wide=on_cuda and index_width.needs_64_bits(max([*reached, elements])),
     )
-
-
-def _region_shapes(
-    signature: Signature, outputs: tuple[OutputPlan, ...]
-) -> tuple[tuple[int, ...], ...]:
-    shapes = {
-        declared.region: planned.shape
-        for declared, planned in zip(signature.outputs, outputs, strict=True)
-    }
-    return tuple(shapes[region] for region in range(len(signature.spaces)))
+    plan.addressable = (
+        not signature.viewed
+        and device.type == "cpu"
+        and all(layout.is_dense for layout in axes)
+        and not plan.copies
+    )
+    return plan
 
 
 def _main_device(tensors: tuple[torch.Tensor, ...]) -> torch.device:
@@ -245,51 +267,100 @@ def _observe(
     )
 
 
-def _plan_outputs(
-    signature: Signature, results: tuple[ResultFacts, ...]
-) -> tuple[OutputPlan, ...] | str:
+def _results_problem(signature: Signature, results: tuple[ResultFacts, ...]) -> str:
+    """Why the kernel's outputs are not eager's results, or ""."""
     if len(results) != len(signature.outputs):
         return f"eager gives {len(results)} results instead of {len(signature.outputs)}"
-    planned: list[OutputPlan] = []
     regions: dict[int, tuple[int, ...]] = {}
     for declared, result in zip(signature.outputs, results, strict=True):
-        shape, strides = result.shape, result.strides
         if str(result.dtype) != f"torch.{declared.dtype}":
             return f"output {declared.name} would be {result.dtype}, not {declared.dtype}"
-        rank, groups = signature.spaces[declared.region]
-        if len(shape) != rank:
-            return f"the result has {len(shape)} dimensions, not {rank}"
-        if regions.setdefault(declared.region, shape) != shape:
+        rank, _ = signature.spaces[declared.region]
+        if len(result.shape) != rank:
+            return f"the result has {len(result.shape)} dimensions, not {rank}"
+        if regions.setdefault(declared.region, result.shape) != result.shape:
             return "the results differ in shape"
-        layout = layouts.axis_layout(shape, strides, groups)
-        if layout is None or not layout.is_dense:
-            return f"output {declared.name} has another memory layout than at capture"
-        planned.append(OutputPlan(shape, strides, result.dtype, layout, result.differentiable))
-    return tuple(planned)
+    return ""
 
 
-def _plan_operands(
-    signature: Signature, tensors: tuple[torch.Tensor, ...], spaces: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[layouts.AxisLayout, int], ...] | str:
-    """Per operand its axes, and where it starts in its tensor."""
-    planned: list[tuple[layouts.AxisLayout, int]] = []
+_Walked = tuple[tuple[layouts.Shape, layouts.Groups], ...]  # per region: its sizes, its axes
+
+
+def _lay_out(
+    signature: Signature,
+    tensors: tuple[torch.Tensor, ...],
+    results: tuple[ResultFacts, ...],
+    *,
+    flat: bool,
+) -> tuple[_Walked, tuple[OperandPlan, ...], tuple[OutputPlan, ...]] | str:
+    """Every region's axes, and all operands and outputs over them; or what forbids it.
+
+    ``flat``: the kernel reads what is declared dense, and writes, as one stretch of memory.
+    """
+    shapes = {
+        declared.region: result.shape
+        for declared, result in zip(signature.outputs, results, strict=True)
+    }
+    seen: list[tuple[walks.Placed, int]] = []
     for operand, source in zip(signature.operands, signature.sources, strict=True):
-        tensor, space = tensors[source], spaces[operand.region]
-        rank, groups = signature.spaces[operand.region]
-        shape, strides, offset = tuple(tensor.shape), tensor.stride(), 0
-        if operand.steps:
-            try:
-                viewed = follow(operand.steps, shape, strides)
-            except ViewError as error:
-                return f"operand {operand.name} is viewed differently: {error}"
-            shape, strides, offset = viewed.shape, viewed.strides, viewed.offset
-        problem = layouts.broadcast_problem(shape, space, groups, operand.groups)
-        if problem:
-            return f"operand {operand.name} broadcasts differently: {problem}"
-        shape, strides = layouts.at_full_rank(shape, strides, rank)
-        own = tuple(groups[index] for index in operand.groups)
-        layout = layouts.axis_layout(shape, strides, own)
-        if layout is None or (operand.layout == "dense" and not layout.is_dense):
-            return f"operand {operand.name} has another memory layout than at capture"
-        planned.append((layout, offset))
-    return tuple(planned)
+        found = _seen(operand, tensors[source], shapes[operand.region], signature, flat)
+        if isinstance(found, str):
+            return found
+        seen.append(found)
+    written = [
+        walks.Placed(result.strides, tuple(range(len(signature.spaces[declared.region][1]))), flat)
+        for declared, result in zip(signature.outputs, results, strict=True)
+    ]
+    walked = tuple(
+        (
+            shapes[region],
+            walks.choose(
+                shapes[region],
+                groups,
+                [
+                    placed
+                    for (placed, _), operand in zip(seen, signature.operands, strict=True)
+                    if operand.region == region
+                ],
+                [
+                    placed
+                    for placed, output in zip(written, signature.outputs, strict=True)
+                    if output.region == region
+                ],
+            ),
+        )
+        for region, (_, groups) in enumerate(signature.spaces)
+    )
+    operands = []
+    for (placed, offset), operand in zip(seen, signature.operands, strict=True):
+        layout, copied = placed.served(*walked[operand.region])
+        operands.append(OperandPlan(layout, offset, copied))
+    outputs = []
+    for placed, declared, result in zip(written, signature.outputs, results, strict=True):
+        layout, copied = placed.served(*walked[declared.region])
+        facts = (result.shape, result.strides, result.dtype, layout, result.differentiable)
+        outputs.append(OutputPlan(*facts, copied))
+    return walked, tuple(operands), tuple(outputs)
+
+
+def _seen(
+    operand: Operand,
+    tensor: torch.Tensor,
+    space: layouts.Shape,
+    signature: Signature,
+    flat: bool,
+) -> tuple[walks.Placed, int] | str:
+    """An operand after its views, at the rank of its region, and its offset; or what forbids it."""
+    rank, groups = signature.spaces[operand.region]
+    shape, strides, offset = tuple(tensor.shape), tensor.stride(), 0
+    if operand.steps:
+        try:
+            viewed = follow(operand.steps, shape, strides)
+        except ViewError as error:
+            return f"operand {operand.name} is viewed differently: {error}"
+        shape, strides, offset = viewed.shape, viewed.strides, viewed.offset
+    problem = layouts.broadcast_problem(shape, space, groups, operand.groups)
+    if problem:
+        return f"operand {operand.name} broadcasts differently: {problem}"
+    _, strides = layouts.at_full_rank(shape, strides, rank)
+    return walks.Placed(strides, operand.groups, flat and operand.layout == "dense"), offset

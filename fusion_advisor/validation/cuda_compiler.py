@@ -17,6 +17,7 @@ from typing import Any
 
 from fusion_advisor.errors import MissingDependencyError, ValidationError
 from fusion_advisor.records import FusedProgram, KernelSource
+from fusion_advisor.runtime import index_width
 
 INSTALL_TOOLCHAIN = 'pip install "numba-cuda[cu13]"'
 ARCHITECTURES = ((8, 0), (9, 0))
@@ -65,8 +66,11 @@ def toolchain_missing() -> str:
     return ""
 
 
-def kernel_signature(program: FusedProgram) -> Any:
-    """The numba types of the CUDA kernel's arguments, by the calling convention."""
+def kernel_signature(program: FusedProgram, *, wide: bool = False) -> Any:
+    """The numba types of the CUDA kernel's arguments, by the calling convention.
+
+    ``wide``: of its variant with 64-bit indices.
+    """
     types: Any = importlib.import_module("numba.cuda.types")
 
     def array(dtype: str) -> Any:
@@ -78,9 +82,10 @@ def kernel_signature(program: FusedProgram) -> Any:
     scalars = [entry for entry in program.inputs if entry.kind == "scalar"]
     arguments = [array(entry.dtype) for entry in tensors]
     arguments += [array(entry.dtype) for entry in program.outputs]
-    arguments += [types.uint32] * sum(len(space.groups) for space in program.spaces)
+    index = types.uint64 if wide else types.uint32
+    arguments += [index] * sum(len(space.groups) for space in program.spaces)
     strided = [entry for entry in tensors if entry.layout == "strided"]
-    arguments += [types.uint32] * sum(len(entry.groups) for entry in strided)
+    arguments += [index] * sum(len(entry.groups) for entry in strided)
     arguments += [
         types.float64 if entry.dtype.startswith(("float", "bfloat")) else types.int64
         for entry in scalars
@@ -89,9 +94,13 @@ def kernel_signature(program: FusedProgram) -> Any:
 
 
 def compile_function(
-    function: Callable[..., None], program: FusedProgram, architecture: tuple[int, int]
+    function: Callable[..., None],
+    program: FusedProgram,
+    architecture: tuple[int, int],
+    *,
+    wide: bool = False,
 ) -> CompiledKernel:
-    """Compile the Python function of a CUDA kernel.
+    """Compile the Python function of a CUDA kernel; ``wide``: with 64-bit indices.
 
     Raises ``ValidationError`` with the compiler's message when it does not compile.
     """
@@ -99,10 +108,12 @@ def compile_function(
     if missing:
         raise MissingDependencyError(missing)
     compiler = importlib.import_module("numba.cuda.compiler")
-
+    signature = kernel_signature(program, wide=wide)
+    if wide:
+        function = index_width.widened(function)
     try:
         library, _ = compiler._compile_pyfunc_with_fixup(
-            function, kernel_signature(program), device=False, abi="numba", cc=architecture
+            function, signature, device=False, abi="numba", cc=architecture
         )
         modules = tuple(str(text) for text in library.llvm_strs)
         ptx = assemble(modules, architecture)
@@ -126,11 +137,13 @@ def assemble(modules: tuple[str, ...], architecture: tuple[int, int]) -> str:
     return str(raw.decode().strip("\x00").strip())
 
 
-def compile_cuda(kernel: KernelSource, cc: tuple[int, int] = (9, 0)) -> CompiledKernel:
-    """Load ``kernel``'s text and compile its CUDA kernel for ``cc``."""
+def compile_cuda(
+    kernel: KernelSource, cc: tuple[int, int] = (9, 0), *, wide: bool = False
+) -> CompiledKernel:
+    """Load ``kernel``'s text and compile its CUDA kernel for ``cc``; ``wide``: 64-bit indices."""
     if not kernel.cuda_name:
         raise ValidationError("this kernel was generated without a CUDA target")
-    return compile_function(cuda_function(kernel), kernel.program, cc)
+    return compile_function(cuda_function(kernel), kernel.program, cc, wide=wide)
 
 
 def cuda_function(kernel: KernelSource) -> Callable[..., None]:

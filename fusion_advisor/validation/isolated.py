@@ -15,12 +15,12 @@ from fusion_advisor.validation.session import Session, Tally
 TIMEOUT_S = 180.0
 
 
-def run_native(session: Session, host: HostModule) -> Tally:
-    """Execute the CUDA kernel's own IR on this CPU for every case.
+def run_native(session: Session, host: HostModule, most_elements: int | None = None) -> Tally:
+    """Execute the CUDA kernel's own IR on this CPU for every case (of at most so many elements).
 
     Raises ``ValidationError`` on a crash, a trespass or a wrong value.
     """
-    return _judged(session, _request(session, host=host))
+    return _judged(session, _request(session, most_elements, host=host))
 
 
 def run_cpu(session: Session) -> Tally:
@@ -36,10 +36,12 @@ def run_cpu(session: Session) -> Tally:
     return _judged(session, request)
 
 
-def _request(session: Session, **kernel: Any) -> ExecutionRequest:
+def _request(session: Session, most_elements: int | None = None, **kernel: Any) -> ExecutionRequest:
     program = session.kernel.program
     specs = []
     for prepared in session.prepared:
+        if most_elements is not None and prepared.elements > most_elements:
+            continue
         case = prepared.case
         seen = arrays.seen_regions(session.graph, session.candidate, case.tensors)
         spec = arrays.launch_spec(program, seen, case.scalars)

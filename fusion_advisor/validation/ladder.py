@@ -35,6 +35,9 @@ from fusion_advisor.validation.session import PreparedCase, Reference, Session, 
 Progress = Callable[[str], None]
 
 
+_WIDE_ELEMENTS = 1 << 13  # its text is the same: enough for several blocks and a tail
+
+
 class NotRun(Exception):  # noqa: N818 - not an error: a rung that has nothing to stand on
     """Why a rung was not run."""
 
@@ -255,8 +258,13 @@ def _cuda_rungs(ladder: _Ladder, session: Session, findings: _Findings, *, wante
         guard()
         return _native(session, findings)
 
+    def wide() -> str:
+        guard()
+        return _wide(session, findings)
+
     ladder.step("no stray FMA", contraction)
     ladder.step("CUDA kernel, run natively", native)
+    ladder.step("CUDA kernel, 64-bit indices", wide)
     ladder.step("CUDA device", lambda: _device(session, findings, asked))
 
 
@@ -302,6 +310,18 @@ def _native(session: Session, findings: _Findings) -> str:
     return _judged(isolated.run_native(session, host), findings)
 
 
+def _wide(session: Session, findings: _Findings) -> str:
+    """The variant for offsets beyond 32 bits, on inputs that both can take."""
+    architecture = cuda_compiler.ARCHITECTURES[-1]
+    compiled = cuda_compiler.compile_cuda(session.kernel, architecture, wide=True)
+    report = resources.link_report(compiled)
+    if report.spill_bytes:
+        raise ValidationError(f"spills {report.spill_bytes} bytes: split the group")
+    host = translate(compiled.modules, compiled.name, architecture)
+    detail = _judged(isolated.run_native(session, host, _WIDE_ELEMENTS), findings)
+    return f"{detail}; {report.registers} registers"
+
+
 def _device(session: Session, findings: _Findings, asked: bool) -> str:
     if not asked:
         raise NotRun("the CUDA target was not asked for")
@@ -314,13 +334,8 @@ def _device(session: Session, findings: _Findings, asked: bool) -> str:
         expected = session.run_reference(tensors)
         with torch.no_grad():
             actual = in_process.results(fused(*tensors, *prepared.case.scalars))
-        on_device = Session(
-            session.kernel, session.graph, session.candidate,
-            session.reference, session.reference64, None,
-        )  # fmt: skip
-        case = type(prepared.case)(name=prepared.case.name, tensors=tuple(tensors))
-        on_device.prepared.append(PreparedCase(case, prepared.shapes, expected))
-        for comparison in on_device.judge(0, actual):
+        case = replace(prepared.case, tensors=tuple(tensors), scalars=())
+        for comparison in session.judge_apart(case, expected, actual):
             tally.add(f"CUDA device, {case.name}", comparison)
         tally.cases += 1
     return _judged(tally, findings)

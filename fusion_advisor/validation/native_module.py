@@ -148,7 +148,7 @@ def _run_text(name: str, parameters: list[str]) -> str:
     """The loop over blocks and threads; grid and block are one-dimensional."""
     listed = ", ".join(f"{kind} %a{index}" for index, kind in enumerate(parameters))
     return f"""
-define void @{_RUN}(i32 %grid, i32 %block, i1 %backwards, {listed}) {{
+define void @{_RUN}(i32 %first, i32 %grid, i32 %block, i1 %backwards, {listed}) {{
 entry:
   store i32 %grid, ptr @sreg_nctaid_x
   store i32 %block, ptr @sreg_ntid_x
@@ -158,8 +158,9 @@ entry:
   store i32 0, ptr @sreg_ctaid_z
   br label %blocks
 blocks:
-  %b = phi i32 [0, %entry], [%next_b, %block_end]
-  %left_b = sub i32 %grid, %b
+  %b = phi i32 [%first, %entry], [%next_b, %block_end]
+  %from_b = sub i32 %b, %first
+  %left_b = sub i32 %grid, %from_b
   %last_b = sub i32 %left_b, 1
   %this_b = select i1 %backwards, i32 %last_b, i32 %b
   store i32 %this_b, ptr @sreg_ctaid_x
@@ -275,14 +276,23 @@ class NativeKernel:
         self._engine = llvm.create_mcjit_compiler(module, machine)
         self._engine.finalize_object()
         kinds = [_C_TYPES.get(kind, ctypes.c_void_p) for kind in self.parameters]
-        prototype = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_int32, ctypes.c_bool, *kinds)
+        prototype = ctypes.CFUNCTYPE(
+            None, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_bool, *kinds
+        )
         self._function = prototype(self._engine.get_function_address(_RUN))
 
     def launch(
-        self, grid: int, block: int, arguments: list[Any], *, backwards: bool = False
+        self,
+        grid: int,
+        block: int,
+        arguments: list[Any],
+        *,
+        backwards: bool = False,
+        first_block: int = 0,
     ) -> None:
         """Run all blocks and threads; numpy arrays are passed as numba passes them.
 
+        ``first_block`` leaves out the blocks before it, for the far end of a huge launch.
         ``backwards`` runs the last thread first: a GPU promises no order, and a
         kernel whose threads step on each other gives another result.
         """
@@ -297,4 +307,4 @@ class NativeKernel:
             raise ValidationError(
                 f"the kernel takes {len(self.parameters)} machine arguments, not {len(flat)}"
             )
-        self._function(grid, block, backwards, *flat)
+        self._function(first_block, grid, block, backwards, *flat)

@@ -76,7 +76,7 @@ class Session:
     captured: Mapping[str, torch.Tensor] | None
     prepared: list[PreparedCase] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    beyond: list[Case] = field(default_factory=list)  # eager takes them, the kernel must not
+    beyond: list[Case] = field(default_factory=list)  # eager takes them; the kernel not as they lie
     _budgets: dict[int, tuple[OutputBudget, ...]] = field(default_factory=dict)
     # What kernels gave for large cases, and what that was worth: twins mostly agree to the bit.
     _judged: dict[int, list[tuple[tuple[torch.Tensor, ...], list[Comparison]]]] = field(
@@ -124,7 +124,7 @@ class Session:
     def _add(self, case: Case, expected: tuple[torch.Tensor, ...]) -> None:
         """Prepare a case that eager takes, but for those of other sizes that are for no kernel.
 
-        Views between the ops may lie otherwise there: the guards are to refuse, and eager runs.
+        Views between the ops may lie otherwise there: a call copies first, or eager runs.
         """
         try:
             seen = arrays.seen_regions(self.graph, self.candidate, case.tensors)
@@ -201,6 +201,15 @@ class Session:
         known.append((tuple(one.clone() for one in actual), found))
         del known[:-KEPT_RESULTS]
         return found
+
+    def judge_apart(
+        self, case: Case, expected: tuple[torch.Tensor, ...], actual: Sequence[torch.Tensor]
+    ) -> list[Comparison]:
+        """As ``judge``, for a case that is not among the prepared ones."""
+        alone = replace(self, prepared=[], skipped=[], beyond=[], _budgets={}, _judged={})
+        shapes = tuple(tuple(one.shape) for one in expected)
+        alone.prepared.append(PreparedCase(case, shapes, expected))
+        return alone.judge(0, actual)
 
     def _judge_large(self, prepared: PreparedCase, number: int, actual: torch.Tensor) -> Comparison:
         """Every element is compared to the bit; budgets are worked out where they differ.

@@ -214,7 +214,7 @@ def test_what_stands_between_has_its_own_code(op: str, code: str) -> None:
         ({"flags": ("sparse",)}, "tensor-kind"),
         ({"flags": ("neg",)}, "tensor-kind"),
         ({"flags": ("subclass:Mine",)}, "tensor-kind"),
-        ({"shape": (2**16, 2**15)}, "offsets"),
+        ({"shape": (2**20, 2**19)}, "offsets"),
     ],
 )
 def test_tensors_without_kernels(fields: dict, code: str) -> None:
@@ -224,6 +224,13 @@ def test_tensors_without_kernels(fields: dict, code: str) -> None:
     graph = b.build(b.op("aten.tanh.default", x, flags=fields.get("flags", ())))
     assert groups(graph) == []
     assert codes(graph)["n0", "n1"] == code
+
+
+def test_more_elements_than_32_bits_count_are_fused() -> None:
+    b, shape = GraphBuilder(), (2**20, 2**19 - 1)
+    x = b.op("aten.exp.default", b.input(shape), shape=shape)
+    graph = b.build(b.op("aten.tanh.default", x, shape=shape))
+    assert groups(graph) == [("n0", "n1")]
 
 
 def test_opaque_arguments_are_refused() -> None:
