@@ -255,12 +255,23 @@ def half_to_single(typingctx: Any, bits: Any) -> Any:
 
 @intrinsic
 def single_to_half(typingctx: Any, x: Any) -> Any:
-    """The bits of the float16 nearest to a float32, half to even."""
+    """The bits of the float16 nearest to a float32, half to even.
+
+    Whatever made the float32 is kept apart from the rounding.  LLVM would round both operands of
+    a copysign instead of its result, and where the sign came from a float64, would round that to
+    float16 in one step: by a library function that is not there, which aborts the process.
+    """
     if x != types.float32:
         return None
 
     def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), _integer(16))
+        apart = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(args[0].type, [args[0].type]),
+            "llvm.canonicalize.f32",
+        )
+        value = builder.call(apart, args)
+        return builder.bitcast(builder.fptrunc(value, ir.HalfType()), _integer(16))
 
     return types.uint16(x), lower
 

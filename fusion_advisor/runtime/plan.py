@@ -231,7 +231,7 @@ def _results(
         known = signature.seen.get(kind)
         if known is not None:
             return tuple(ResultFacts(space, strides, dtype, grad) for dtype, grad in known)
-    found = _observe(signature.eager, args, with_gradient)
+    found = _observe(signature.eager, args, with_gradient, contiguous=kind is not None)
     if kind is not None and all(
         (facts.shape, facts.strides) == (space, strides) for facts in found
     ):
@@ -240,13 +240,16 @@ def _results(
 
 
 def _observe(
-    eager: Callable[..., Any], args: tuple[Any, ...], with_gradient: bool
+    eager: Callable[..., Any], args: tuple[Any, ...], with_gradient: bool, *, contiguous: bool
 ) -> tuple[ResultFacts, ...]:
     """Run the eager chain: on tensors without memory if torch has loaded what that needs.
 
-    (Loading it takes 2 s, longer than almost any chain.)  Autocast is off: it changes nothing here.
+    (Loading it takes 2 s, longer than almost any chain.)  Only for contiguous arguments: for others
+    some of torch's meta functions (logaddexp, softplus_backward) give other strides than its
+    kernels.  Autocast is off: it changes nothing here.
     """
-    on_meta = "torch._dynamo" in sys.modules  # torch's meta functions import it when first called
+    # torch's meta functions import it when first called
+    on_meta = contiguous and "torch._dynamo" in sys.modules
     inputs: list[Any] = []
     for arg in args:
         if not isinstance(arg, torch.Tensor):

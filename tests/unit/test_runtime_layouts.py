@@ -8,7 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusion_advisor.runtime import layouts
+from fusion_advisor.analysis import find_candidates
+from fusion_advisor.kernels import generate_kernel
+from fusion_advisor.recorder import CaptureOptions, record
+from fusion_advisor.runtime import layouts, load_kernel
 
 
 @given(
@@ -97,3 +100,22 @@ def test_broadcast_shape_is_torchs(shapes: list[list[int]]) -> None:
 @given(st.lists(st.sampled_from([0, 1, 2, 5]), max_size=4))
 def test_row_major_strides_are_those_of_a_fresh_tensor(sizes: list[int]) -> None:
     assert layouts.row_major_strides(tuple(sizes)) == torch.empty(sizes).stride()
+
+
+def test_strides_are_those_of_torchs_kernels_not_of_its_meta_functions() -> None:
+    """Whatever else the process has loaded."""
+    import torch._dynamo  # with it, results could be seen without running the chain
+
+    a, b = torch.randn(6).as_strided((2, 3, 1), (1, 2, 2)), torch.randn(6)
+    on_meta = torch.logaddexp(b.to("meta"), a.to("meta"))
+    assert on_meta.stride() != torch.logaddexp(b, a).stride()  # else there is nothing to see here
+
+    def chain() -> torch.Tensor:
+        return torch.neg(torch.logaddexp(b, a))
+
+    graph = record(chain, CaptureOptions()).graph
+    (candidate,) = find_candidates(graph)
+    kernel = generate_kernel(graph, candidate, targets=("cpu",))
+    fused = load_kernel(kernel.text, kernel.entry, kernel.hash)[kernel.entry]
+    assert fused.why_not(b, a) == ""
+    assert fused(b, a).stride() == chain().stride()
