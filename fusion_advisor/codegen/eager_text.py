@@ -134,7 +134,9 @@ class _Writer:
             position += ops.flat_length(argument)
         kwargs = []
         for key, argument in node.kwargs:
-            if argument is not None and not self._is_own_device(node, argument):
+            # (rounding_mode has no default: None must be said)
+            left_out = argument is None and key != "rounding_mode"
+            if not left_out and not self._is_own_device(node, argument):
                 kwargs.append((ops_identifier(key), self.argument(node, argument, position)))
             position += ops.flat_length(argument)
         if ops.is_inplace(node.op):

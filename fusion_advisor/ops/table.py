@@ -24,7 +24,8 @@ class OpInfo:
     ``budget_ulp`` bounds the float32 result's distance from the true value, in ULP
     of the result or, with ``error_scale="operand"``, of the larger of result and
     first operand (ops that cancel: no bound relative to the result exists); 0 means
-    bit-equal to eager.  ``note`` says why a budget is above 4 or not 0 for plain
+    bit-equal to eager.  ``budgets_by_text`` are those of calls with such a text
+    argument.  ``note`` says why a budget is above 4 or not 0 for plain
     arithmetic.  ``parameters`` lists the schema's names, keyword-only ones starred.
     ``promotion`` tells how the output dtype comes about.  Of ``unread`` parameters shape and
     dtype matter, their elements do not.
@@ -35,6 +36,7 @@ class OpInfo:
     recipe: Recipe | None = None
     flops: float = 1.0
     budget_ulp: float = 0.0
+    budgets_by_text: tuple[tuple[str, float], ...] = ()
     error_scale: Literal["result", "operand"] = "result"
     discontinuous: bool = False
     reason: str = ""
@@ -62,6 +64,7 @@ def op(
     parameters: str = "self",
     flops: float = 1.0,
     budget_ulp: float = 0.0,
+    budgets_by_text: tuple[tuple[str, float], ...] = (),
     error_scale: Literal["result", "operand"] = "result",
     discontinuous: bool = False,
     promotion: PromotionKind = "default",
@@ -79,6 +82,7 @@ def op(
                 recipe=recipe,
                 flops=flops,
                 budget_ulp=budget_ulp,
+                budgets_by_text=budgets_by_text,
                 error_scale=error_scale,
                 discontinuous=discontinuous,
                 promotion=promotion,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fusion_advisor.errors import ValidationError
-from fusion_advisor.ops import functional_name
+from fusion_advisor.ops import functional_name, is_inplace
 from fusion_advisor.ops.views import size_free
 from fusion_advisor.records import Argument, FusionCandidate, OpGraph, OpNode, Symbol, ValueRef
 
@@ -29,11 +29,15 @@ def resolve(op: str) -> Any:
 
 
 def call(node: OpNode, values: Mapping[str, torch.Tensor], *, wide: bool = False) -> Any:
-    """Run one recorded op; ``wide`` computes floating-point dtypes asked for in float64."""
+    """Run one recorded op; ``wide`` computes floating-point dtypes asked for in float64.
+
+    One that writes in place gives what it would have written: a result of its target's dtype.
+    """
     function = resolve(node.op)
     arguments = [_argument(argument, values, wide) for argument in node.args]
     keywords = {name: _argument(argument, values, wide) for name, argument in node.kwargs}
-    return function(*arguments, **keywords)
+    result = function(*arguments, **keywords)
+    return result.to(arguments[0].dtype) if is_inplace(node.op) else result
 
 
 def _argument(argument: Argument, values: Mapping[str, torch.Tensor], wide: bool) -> Any:

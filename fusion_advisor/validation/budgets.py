@@ -6,7 +6,8 @@ the fused result.  An op maps the ends of its operands' intervals through itself
 in float64 (to first order the derivative times the width, and still right at
 kinks and where curvature matters), widens the image by its own budget, takes
 eager's own value in, and rounds to its dtype as the kernel does.  Where all
-operands are exact and the budget is 0 the value stays exact: equal bits.
+operands are exact and the budget is 0 the value stays exact: equal bits, or
+those of another of eager's own loops where they differ.
 
 Where an interval straddles a jump (round, compare, a cast to integers) the two
 sides are both legitimate; such elements are *ambiguous*.  They are counted
@@ -23,8 +24,10 @@ from dataclasses import dataclass
 import torch
 
 from fusion_advisor.ops import functional_name, lookup
-from fusion_advisor.records import FusionCandidate, OpGraph, OpNode
+from fusion_advisor.records import FusionCandidate, OpGraph, OpNode, ValueRef
 from fusion_advisor.validation import aten
+from fusion_advisor.validation.bits import same_bits
+from fusion_advisor.validation.eager_loops import other_results
 
 MAX_PERTURBED_OPERANDS = 3  # 8 corners; further operands move together with the first
 MAX_AMBIGUOUS_OPS = 3  # 8 ways through the chain; further jumps take the same side as the last
@@ -114,7 +117,11 @@ def budget(
 def table_budget(node: OpNode) -> float:
     """The op table's budget of a node, in ULP against the true value."""
     info = lookup(node.op)
-    return 0.0 if info is None else float(info.budget_ulp)
+    if info is None:
+        return 0.0
+    texts = [item for _, item in node.kwargs if isinstance(item, str)]
+    return float(next((ulps for text, ulps in info.budgets_by_text if text in texts),
+                      info.budget_ulp))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -138,6 +145,7 @@ class _Chain:
         self.nodes = nodes
         self.eager = aten.run(nodes, inputs)
         self._budgets = {node.id: op_budget(node) for node in nodes}
+        self._loops: dict[tuple[str, str], Interval | None] = {}
 
     def carry(self, sides: tuple[int, ...]) -> _Way:
         """Carry intervals; the n-th jump met takes ``sides[n]`` (0 low, 1 high side).
@@ -197,12 +205,15 @@ class _Chain:
         eager = self.eager[value]
         own = self._budgets[node.id] if eager.dtype.is_floating_point else 0.0
         moving = [name for name in dict.fromkeys(node.inputs) if intervals.get(name) is not None]
+        other = self._other_loops(node, value) if own == 0.0 else None
         if not moving and own == 0.0:
-            return None, None
+            return other, None
         corners = self._corners(node, value, intervals, moving)
         low, high, maybe_nan = _hull(corners, moved)
+        wraps = None
         if moving:
             low, high = _with_peaks(node, self.eager, intervals, low, high)
+            wraps, low, high = _whole_turns(node, self.eager, intervals, low, high)
         for name in moving:
             source = intervals[name]
             if source is not None and bool(source.maybe_nan.any()):
@@ -218,6 +229,8 @@ class _Chain:
             # Nor as narrow as the operands' own: a small remainder is known less well, no jump.
             apart &= high - low > 4 * _operand_width(eager, intervals, moving)
             jumped = (apart | (torch.isnan(low) != torch.isnan(high))) & loose
+            if wraps is not None:
+                jumped &= ~wraps  # anything in its range: that is no choice of two sides
             jumped = jumped if bool(jumped.any()) else None
             if jumped is not None and side is not None:
                 width = torch.where(jumped, 64 * ulp(high.abs(), torch.float32), high - low)
@@ -231,7 +244,19 @@ class _Chain:
         if jumped is not None and side is not None:
             fixed = jumped if moved is None else moved | jumped
         low, high = _widen(eager, low, high, own, scale, corners[0], fixed)
-        return Interval(low=low, high=high, loose=loose, maybe_nan=maybe_nan & loose), jumped
+        interval = Interval(low=low, high=high, loose=loose, maybe_nan=maybe_nan & loose)
+        return (interval if other is None else _either(interval, other)), jumped
+
+    def _other_loops(self, node: OpNode, value: str) -> Interval | None:
+        """Where eager's own loops differ, from the least to the largest of their results."""
+        eager = self.eager[value]
+        if node.kind != "elementwise" or not eager.dtype.is_floating_point:
+            return None
+        key = (node.id, value)
+        if key not in self._loops:
+            others = other_results(node, self.eager, value, eager)
+            self._loops[key] = _spanned(eager, others)
+        return self._loops[key]
 
     def _scale(self, node: OpNode, value: str) -> torch.Tensor:
         """What an op's own budget is measured in: magnitudes whose ULP counts.
@@ -295,6 +320,39 @@ class _Chain:
             if source is not None:
                 reached |= _spread(node, name, source.loose, self.eager, value)
         return reached
+
+
+def _spanned(eager: torch.Tensor, others: Sequence[torch.Tensor]) -> Interval | None:
+    """Where others differ from eager's result, all that lies between; None where nowhere."""
+    differs = torch.zeros_like(eager, dtype=torch.bool)
+    for other in others:
+        differs |= ~same_bits(eager, other)
+    if not bool(differs.any()):
+        return None
+    low = high = eager.to(torch.float64)
+    some_nan = torch.isnan(low)
+    for other in others:
+        wide = other.to(torch.float64)
+        low, high = torch.fmin(low, wide), torch.fmax(high, wide)
+        some_nan = some_nan | torch.isnan(wide)
+    # As ends of an interval the zeros are told apart: what comes after them may do so.
+    low, high = torch.where(low == 0, -0.0, low), torch.where(high == 0, 0.0, high)
+    return Interval(low=low, high=high, loose=differs, maybe_nan=some_nan & differs)
+
+
+def _either(one: Interval, two: Interval) -> Interval:
+    """What either interval allows."""
+    both = one.loose & two.loose
+    low = torch.where(two.loose, two.low, one.low)
+    high = torch.where(two.loose, two.high, one.high)
+    low = torch.where(both, torch.fmin(one.low, two.low), low)
+    high = torch.where(both, torch.fmax(one.high, two.high), high)
+    return Interval(
+        low=low,
+        high=high,
+        loose=one.loose | two.loose,
+        maybe_nan=one.maybe_nan | two.maybe_nan,
+    )
 
 
 def _out_of_range(
@@ -389,6 +447,44 @@ def _with_peaks(
         return torch.where(pole, -torch.inf, low), torch.where(pole, torch.inf, high)
     top, bottom = (meets(place, 2 * math.pi) for place in _PEAKS[name])
     return torch.where(bottom, -1.0, low), torch.where(top, 1.0, high)
+
+
+_REMAINDERS = ("aten.remainder", "aten.fmod")
+
+
+def _whole_turns(
+    node: OpNode,
+    eager: Mapping[str, torch.Tensor],
+    intervals: Mapping[str, Interval | None],
+    low: torch.Tensor,
+    high: torch.Tensor,
+) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """The ends of a remainder, and where its operands are known no better than to the divisor.
+
+    There it may be anything that a remainder by that divisor is.
+    """
+    if functional_name(node.op).rpartition(".")[0] not in _REMAINDERS:
+        return None, low, high
+    ends: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for argument in node.args[:2]:
+        if isinstance(argument, ValueRef):
+            exact, source = eager[argument.value], intervals.get(argument.value)
+            ends.append((_end(exact, source, 0).double(), _end(exact, source, 1).double()))
+        else:
+            number = torch.tensor(float(argument), dtype=torch.float64)  # type: ignore[arg-type]
+            ends.append((number, number))
+    (least, most), (divisor_low, divisor_high) = ends
+    divisor = torch.fmax(divisor_low.abs(), divisor_high.abs())
+    quotient = torch.fmax(least.abs(), most.abs()) / torch.fmin(
+        divisor_low.abs(), divisor_high.abs()
+    )
+    wraps = (most - least) + quotient * (divisor_high - divisor_low) >= divisor
+    wraps = wraps & torch.isfinite(divisor) & (divisor > 0)
+    wraps = wraps.broadcast_to(low.shape)
+    signed = functional_name(node.op).startswith("aten.remainder")  # has the divisor's sign
+    bottom = torch.fmin(divisor_low, torch.zeros(())) if signed else -divisor
+    top = torch.fmax(divisor_high, torch.zeros(())) if signed else divisor
+    return wraps, torch.where(wraps, bottom, low), torch.where(wraps, top, high)
 
 
 def _hull(

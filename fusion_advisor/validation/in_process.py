@@ -14,7 +14,7 @@ import torch
 
 from fusion_advisor.errors import ValidationError
 from fusion_advisor.runtime import FusedFunction, FusionFallbackWarning, load_kernel
-from fusion_advisor.validation.compare import same_bits, same_bytes
+from fusion_advisor.validation.bits import same_bits, same_bytes
 from fusion_advisor.validation.inputs import Case
 from fusion_advisor.validation.session import PreparedCase, Session, Tally
 
@@ -49,14 +49,15 @@ def _same(label: str, actual: Sequence[torch.Tensor], expected: Sequence[torch.T
     if len(actual) != len(expected):
         raise ValidationError(f"{label}: {len(actual)} results instead of {len(expected)}")
     for number, (one, two) in enumerate(zip(actual, expected, strict=True)):
-        problem = _metadata_problem(one, two)
+        problem = metadata_problem(one, two)
         if problem:
             raise ValidationError(f"{label}: result {number} {problem}")
         if not bool(same_bits(one, two).all()):
             raise ValidationError(f"{label}: result {number} differs from the recorded ops'")
 
 
-def _metadata_problem(actual: torch.Tensor, expected: torch.Tensor) -> str:
+def metadata_problem(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    """How dtype, sizes, device or strides differ from eager's; empty where they do not."""
     if actual.dtype != expected.dtype:
         return f"has dtype {actual.dtype}, eager gives {expected.dtype}"
     if actual.shape != expected.shape:
@@ -104,7 +105,7 @@ def _check_call(
         if not same_bytes(old, new):
             raise ValidationError(f"{case.name}: changed its input {number}")
     for number, (one, two) in enumerate(zip(actual, prepared.expected, strict=True)):
-        problem = _metadata_problem(one, two)
+        problem = metadata_problem(one, two)
         if problem:
             raise ValidationError(f"{case.name}: result {number} {problem}")
     for comparison in session.judge(index, actual):

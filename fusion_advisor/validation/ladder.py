@@ -23,9 +23,9 @@ from fusion_advisor.records import (
     ValidationResult,
 )
 from fusion_advisor.validation import benchmark, cuda_compiler, in_process, isolated, resources
+from fusion_advisor.validation.bits import same_bytes
 from fusion_advisor.validation.budgets import table_budget, ulp
 from fusion_advisor.validation.ceilings import measure_again
-from fusion_advisor.validation.compare import same_bytes
 from fusion_advisor.validation.inputs import captured_case
 from fusion_advisor.validation.native_module import UnsupportedKernelError, translate
 from fusion_advisor.validation.program_check import check_kernel

@@ -13,8 +13,9 @@ from fusion_advisor.ops.elements import distinct_elements
 from fusion_advisor.ops.regions import unrolled
 from fusion_advisor.records import FusionCandidate, KernelSource, OpGraph
 from fusion_advisor.validation import arrays, benchmark
+from fusion_advisor.validation.bits import same_bits, ulp_distance
 from fusion_advisor.validation.budgets import OutputBudget, budget
-from fusion_advisor.validation.compare import Comparison, compare, same_bits, ulp_distance
+from fusion_advisor.validation.compare import Comparison, compare
 from fusion_advisor.validation.inputs import Case, build_cases, without_zeros
 from fusion_advisor.validation.viewed_inputs import viewed_cases
 

@@ -6,6 +6,7 @@ a slice names its bounds, a reshape its inner parts, an expansion what it expand
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -122,18 +123,18 @@ class _Builder:
         return found
 
     def many(self, size: int, free: Mapping[int, Callable[[int], int]]) -> int:
-        """A length that makes the largest operand of this size go through many blocks."""
-        least = min(
-            (self._elements(spec) // size for spec in self._specs if size in spec.shape), default=1
-        )
-        wanted = max(SMALL_ELEMENTS // max(least, 1), _odd(size))
-        return wanted | 1 if free[size] is _odd else wanted // size * size + size
+        """A length that makes the largest operand of this size go through many blocks.
 
-    def _elements(self, spec: TensorSpec) -> int:
-        count = 1
-        for size in spec.shape:
-            count *= size
-        return count
+        A size that several dimensions have grows in all of them.
+        """
+        wanted = SMALL_ELEMENTS
+        for spec in self._specs:
+            times = spec.shape.count(size)
+            if times:
+                rest = math.prod(other for other in spec.shape if other != size)
+                wanted = min(wanted, round((SMALL_ELEMENTS / max(rest, 1)) ** (1 / times)))
+        wanted = max(wanted, _odd(size))
+        return wanted | 1 if free[size] is _odd else wanted // size * size + size
 
 
 def _laid_out(spec: TensorSpec, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from fusion_advisor.validation.compare import same_bytes
+from fusion_advisor.validation.bits import same_bytes
 
 # Relative to the largest magnitude of the output.  A kernel's own error is a few ULP; a matrix
 # product and a normalisation behind it can amplify that by the square root of their length, so

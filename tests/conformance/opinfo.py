@@ -26,8 +26,9 @@ from fusion_advisor.recorder import CaptureOptions, Recording, record, replay
 from fusion_advisor.records import FusionCandidate, KernelSource
 from fusion_advisor.runtime import FusedFunction, load_kernel
 from fusion_advisor.validation import arrays, budget
+from fusion_advisor.validation.bits import same_bits
 from fusion_advisor.validation.budgets import OutputBudget
-from fusion_advisor.validation.compare import Comparison, compare, same_bits
+from fusion_advisor.validation.compare import Comparison, compare
 from fusion_advisor.validation.cuda_compiler import compile_cuda
 from fusion_advisor.validation.execution import ExecutionRequest
 from fusion_advisor.validation.native_module import translate

@@ -14,7 +14,7 @@ import torch
 import fusion_advisor
 from fusion_advisor.rules import RULES
 from fusion_advisor.runtime import load_function
-from fusion_advisor.validation.compare import same_bytes
+from fusion_advisor.validation.bits import same_bytes
 
 SHAPE = (64, 96)
 ROUNDED_ALIKE = ("FUS003", "FUS005")  # no op in them that eager itself computes in two ways

@@ -1,0 +1,46 @@
+"""What eager gives for the same elements in its other loops.
+
+Eager runs one op by several loops: vectors where memory is contiguous, one element at a time in
+what is left over and in strided memory.  Some ops differ between them, in the sign of a zero, in
+one rounding of a 16-bit product, in a remainder of very large quotients.  What a person gets then
+depends on sizes and strides alone, and any of it is eager's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from fusion_advisor.records import OpNode
+from fusion_advisor.validation import aten
+
+LONGEST_VECTOR = 128  # elements: several turns of an unrolled loop over 8-bit lanes
+
+
+def other_results(
+    node: OpNode, values: Mapping[str, torch.Tensor], value: str, eager: torch.Tensor
+) -> list[torch.Tensor]:
+    """An elementwise op's result by eager's vector and by its single-element loop.
+
+    ``values`` are the op's operands, ``eager`` its result ``value`` as it came about.
+    """
+    count = eager.numel()
+    if not count:
+        return []
+    flat = {name: _flat(values[name], eager.shape) for name in node.inputs if values[name].dim()}
+    if not flat:
+        return []
+    copies = LONGEST_VECTOR // count + 2  # the first of them lies within whole vectors
+    long = {name: tensor.repeat(copies) for name, tensor in flat.items()}
+    apart = {name: tensor.repeat_interleave(2)[::2] for name, tensor in flat.items()}
+    found = []
+    for operands in (long, apart):
+        with torch.no_grad():
+            results = aten.bind_outputs(node, aten.call(node, {**values, **operands}))
+        found.append(results[value][:count].reshape(eager.shape))
+    return found
+
+
+def _flat(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return tensor.broadcast_to(shape).reshape(-1)
