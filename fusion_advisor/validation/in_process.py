@@ -254,7 +254,7 @@ def _check_foreign(
     if case.name.startswith("dtype"):
         raise ValidationError(f"{case.name}: the kernel took arguments it was not made for")
     for number, (one, two) in enumerate(zip(actual, expected, strict=True)):
-        problem = _metadata_problem(one, two)
+        problem = metadata_problem(one, two)
         if problem:
             raise ValidationError(f"{case.name}: result {number} {problem}")
     for comparison in session.judge_apart(case, expected, actual):
