@@ -38,6 +38,7 @@ check: $(VENV)/.ready-dev resolve ## Lint, format, types, layers, generated page
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m fusion_advisor.rules build/rules && diff -r build/rules docs/rules
+	@$(BIN)/python tools/op_page.py build/ops.md && diff build/ops.md docs/ops.md
 
 bench: $(VENV)/.ready ## Time kernels, calls, recording and analysis; writes build/bench.json
 	@missed=0; for name in gelu call chains capture analysis; do \
@@ -54,8 +55,9 @@ pictures: $(VENV)/.ready-test ## Take the pictures of docs/images anew, by the b
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/browser
 	@$(BIN)/python tools/pictures.py
 
-docs: $(VENV)/.ready ## Write docs/rules and docs/report-schema.md from what they are about
+docs: $(VENV)/.ready ## Write docs/rules, docs/ops.md and docs/report-schema.md from what they are about
 	@$(BIN)/python -m fusion_advisor.rules docs/rules
+	@$(BIN)/python tools/op_page.py docs/ops.md
 	@$(BIN)/python -m fusion_advisor.report.schema
 
 clean: ## Remove build outputs and caches (.venv and node_modules stay)

@@ -77,6 +77,9 @@ _KIND_REFUSALS: dict[str, Refusal] = {
     "optimizer": ("optimizer", "an optimizer step is one kernel of its own (foreach, fused)"),
     "other": ("unsupported-op", "it is not known to be elementwise"),
 }
+# Kinds of which some ops are elementwise for some arguments: a loss that reduces nothing, a dropout
+# out of training, a constant like another tensor.
+_ELEMENTWISE_AT_TIMES = frozenset({"reduction", "random", "factory"})
 _PLAIN_FLAGS = frozenset({"wrapped-number", "parameter", "saved"})
 _DTYPES = frozenset(SUPPORTED_DTYPES)
 
@@ -134,8 +137,9 @@ def _member_producers(index: GraphIndex, position: int) -> tuple[int, ...]:
 
 
 def _kind_refusal(node: OpNode, info: OpInfo | None) -> Refusal:
-    if node.kind == "elementwise":
-        reason = info.reason if info is not None and info.reason else "no scalar recipe is known"
+    reason = info.reason if info is not None else ""
+    if node.kind == "elementwise" or reason:
+        reason = reason or "no scalar recipe is known for it"
         return "unsupported-op", f"{node.op} is elementwise, but {reason}; it stays eager"
     code, text = _KIND_REFUSALS[node.kind]
     return code, f"{node.op} stands between: {text}"
@@ -158,7 +162,10 @@ class _Calls:
             if info is None or info.recipe is None:
                 known = info, _kind_refusal(node, info)
             else:
-                known = info, _form_refusal(self._index, node)
+                refused = _form_refusal(self._index, node)
+                if refused is not None and node.kind in _ELEMENTWISE_AT_TIMES:
+                    refused = _kind_refusal(node, info)
+                known = info, refused
             self._by_form[call] = known
         info, refusal = known
         if refusal is not None or info is None:
@@ -250,10 +257,13 @@ def _argument_refusal(index: GraphIndex, node: OpNode, info: OpInfo) -> Refusal 
     for argument in (*node.args, *(argument for _, argument in node.kwargs)):
         if type(argument) is Symbol and argument.kind in ("opaque", "complex"):
             return "argument", f"{node.op}: the argument {argument.name} cannot go into a kernel"
-    if node.kind != "elementwise":
+    if node.kind in ("view", "metadata"):
         return None
     refused = why_unwritable(node, info, index.values)
-    return ("unsupported-op", refused) if refused else None
+    if not refused:
+        return None
+    code = _KIND_REFUSALS[node.kind][0] if node.kind in _ELEMENTWISE_AT_TIMES else "unsupported-op"
+    return code, refused
 
 
 def _lost_for_backward(

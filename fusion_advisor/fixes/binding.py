@@ -139,7 +139,7 @@ def _call(index: SourceIndex, callees: Callees, match: Match, place: ast.Call) -
     keywords = {one.arg: one.value for one in place.keywords if one.arg is not None}
     if "out" in keywords:
         raise _refuse(index, match, "out", "writes into `out=`")
-    if len(match.ops) > 1:
+    if any(op.inputs for op in match.ops[:-1]):
         return _composite(index, callees, match, positional, keywords)
     return _single(index, callees, match, positional, keywords)
 
@@ -171,10 +171,21 @@ def _single(
     positional: list[ast.expr],
     keywords: Mapping[str, ast.expr],
 ) -> list[Operand]:
+    """A torch function that is one op, besides those that make tensors of its numbers."""
     op = match.last
     flat = flattened(op.args)
     operands: list[Operand] = []
     for position, expression in enumerate(positional):
+        given = flat[position] if position < len(flat) else None
+        if isinstance(given, ValueRef) and given.value in match.own:
+            if is_literal(callees, expression):
+                continue
+            raise _refuse(
+                index,
+                match,
+                "number-not-literal",
+                f"makes a tensor of `{index.short(expression)}`, which a kernel cannot take",
+            )
         if position < len(flat) and isinstance(flat[position], ValueRef | bool | int | float):
             operand = _operand(callees, op, expression, position)
             if operand.value is not None or not operand.literal:
@@ -200,7 +211,11 @@ def _single(
             )
         operands.append(_operand(callees, op, expression, names.index(schema)))
     bound = sorted(one.position for one in operands if one.value is not None)
-    tensors = [n for n, argument in enumerate(flat) if isinstance(argument, ValueRef)]
+    tensors = [
+        n
+        for n, argument in enumerate(flat)
+        if isinstance(argument, ValueRef) and argument.value not in match.own
+    ]
     if bound != tensors or any(isinstance(value, ValueRef) for _, value in op.kwargs):
         raise _refuse(index, match, "argument", f"does not show every tensor that {op.op} received")
     return operands

@@ -4,7 +4,16 @@
 package registers every recipe module.
 """
 
-from fusion_advisor.ops import activations, arithmetic, elementary, extrema, gradients, logic
+from fusion_advisor.ops import (
+    activations,
+    arithmetic,
+    elementary,
+    extrema,
+    factories,
+    gradients,
+    logic,
+    losses,
+)
 from fusion_advisor.ops.calls import Call, Operand, bind, flat_arguments, flat_length, unread_inputs
 from fusion_advisor.ops.dtypes import ITEM_BYTES, SUPPORTED_DTYPES
 from fusion_advisor.ops.kinds import classify, functional_name, is_inplace
@@ -12,7 +21,16 @@ from fusion_advisor.ops.scalars import OPCODES, Builder, Opcode, type_error
 from fusion_advisor.ops.table import OpInfo, lookup, rows
 from fusion_advisor.ops.writing import operand_of, takeable_numbers, why_unwritable, write_call
 
-RECIPE_MODULES = (arithmetic, extrema, elementary, logic, activations, gradients)
+RECIPE_MODULES = (
+    arithmetic,
+    extrema,
+    elementary,
+    logic,
+    activations,
+    gradients,
+    losses,
+    factories,
+)
 
 __all__ = [
     "ITEM_BYTES",

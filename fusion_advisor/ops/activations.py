@@ -129,7 +129,7 @@ def leaky_relu(call: Call) -> Value:
     return call.store(call.emit("select", positive, x, call.emit("mul", x, slope)), dtype)
 
 
-@op("_prelu_kernel.default", "prelu.default", parameters="self weight", flops=2)
+@op("_prelu_kernel.default", parameters="self weight", flops=2)
 def prelu(call: Call) -> Value:
     """X above zero, else ``weight * x``."""
     dtype = call.require_float(call.same_dtype("self"))
@@ -218,15 +218,27 @@ def mish(call: Call) -> Value:
     return call.store(call.emit("mul", x, tanh), dtype)
 
 
+def minus_softplus(call: Call, x: Value, dtype: str) -> tuple[Value, Value]:
+    """log sigmoid(x) = min(0, x) - log1p(exp(-|x|)) in the computing dtype; the exponential."""
+    power = call.emit("exp", call.emit("neg", call.emit("abs", x)))
+    low = call.emit("minimum", call.constant(0.0, dtype), x)
+    return call.emit("sub", low, call.emit("log1p", power)), power
+
+
 @op("log_sigmoid_forward.default", flops=34, budget_ulp=4)
 def log_sigmoid_forward(call: Call) -> tuple[Value, Value]:
     """min(0, x) - log1p(exp(-|x|)), and the exponential that backward reads."""
     dtype = call.require_float(call.same_dtype("self"))
-    x = call.load("self", dtype)
-    buffer = call.emit("exp", call.emit("neg", call.emit("abs", x)))
-    low = call.emit("minimum", call.constant(0.0, dtype), x)
-    result = call.emit("sub", low, call.emit("log1p", buffer))
+    result, buffer = minus_softplus(call, call.load("self", dtype), dtype)
     return call.store(result, dtype), call.store(buffer, dtype)
+
+
+@op("native_dropout.default", parameters="input p train", flops=0)
+def native_dropout(call: Call) -> tuple[Value, Value]:
+    """Out of training: the input, and a mask that keeps everything."""
+    if "train" not in call.operands or call.flag("train", True):
+        raise call.refuse("in training it draws random numbers")
+    return call.operand("input").value, call.builder.constant(1, "bool")
 
 
 @op("threshold.default", parameters="self threshold value", flops=2, discontinuous=True)

@@ -88,6 +88,14 @@ class Call:
             raise self.refuse(f"argument {name!r} is not a dtype")
         return require_supported(value.name, self.op)
 
+    def require_plain_memory(self) -> None:
+        """Refuse tensors that are made sparse or pinned."""
+        layout = self.plain.get("layout")
+        if isinstance(layout, Symbol) and "strided" not in layout.name:
+            raise self.refuse(f"it makes a {layout.name} tensor")
+        if self.flag("pin_memory", False):
+            raise self.refuse("it pins memory")
+
     # --- dtypes ----------------------------------------------------------------
 
     def common_dtype(self, *names: str) -> str:
@@ -103,6 +111,13 @@ class Call:
     def same_dtype(self, name: str) -> str:
         """The dtype of one operand."""
         return self.operand(name).dtype
+
+    def one_dtype(self, *names: str) -> str:
+        """The dtype that all named operands have, where eager has no rule for mixed ones."""
+        found = {self.operand(name).dtype for name in names}
+        if len(found) > 1:
+            raise self.refuse(f"its operands are {' and '.join(sorted(found))}")
+        return found.pop()
 
     def require_float(self, dtype: str) -> str:
         """Floats only."""

@@ -16,6 +16,7 @@ from fusion_advisor.ops.calls import Call
 from fusion_advisor.ops.scalars import Value
 from fusion_advisor.ops.table import op
 
+_LEAST_SPREAD = 1e-6  # eager takes nearer bounds of rrelu for one slope
 _ONE_SIXTH_FLOAT32 = 0.1666666716337204  # eager's constant is float32 in every dtype
 
 
@@ -236,6 +237,7 @@ def softplus_backward(call: Call) -> Value:
 )
 def mish_backward(call: Call) -> Value:
     """``g * (t + x s (1 - t*t))`` with t = tanh(softplus(x))."""
+    call.one_dtype("grad_output", "self")
     dtype, (gradient, x) = _inputs(call, "grad_output", "self")
     sigmoid = sigmoid_of(call, x, dtype)
     tanh = call.emit("tanh", call.emit("log1p", call.emit("exp", x)))
@@ -243,6 +245,71 @@ def mish_backward(call: Call) -> Value:
         "fma", call.emit("mul", x, sigmoid), _square_from_one(call, tanh, dtype), tanh
     )
     return call.store(call.emit("mul", gradient, slope), dtype)
+
+
+@op("log_sigmoid_backward.default", parameters="grad_output self buffer", flops=8)
+def log_sigmoid_backward(call: Call) -> Value:
+    """The gradient times 1 - z/(1 + z) below zero and z/(1 + z) above, z being the buffer.
+
+    On a GPU the buffer has no elements, and the call is refused for its shape.
+    """
+    dtype, (gradient, x, z) = _inputs(call, "grad_output", "self", "buffer")
+    one, zero = call.constant(1.0, dtype), call.constant(0.0, dtype)
+    share = call.emit("div", z, call.emit("add", one, z))
+    negative = call.emit("lt", x, zero)
+    slope = call.emit("select", negative, call.emit("sub", one, share), share)
+    return call.store(call.emit("mul", slope, gradient), dtype)
+
+
+@op(
+    "logit_backward.default",
+    parameters="grad_output self eps",
+    flops=10,
+    discontinuous=True,
+)
+def logit_backward(call: Call) -> Value:
+    """``g / (x (1 - x))``; outside of eps to 1 - eps 0, without eps NaN outside of 0 to 1.
+
+    16 bits round every step.
+    """
+    dtype, (gradient, x) = _inputs(call, "grad_output", "self")
+    one = call.constant(1.0, dtype)
+    given = call.has("eps")
+    low = call.rounded("eps", dtype, 0.0)
+    high = call.round_step(call.emit("sub", one, low), dtype) if given else one
+    outside = call.constant(0.0 if given else math.nan, dtype)
+    rest = call.round_step(call.emit("sub", one, x), dtype)
+    slope = call.emit("div", gradient, call.round_step(call.emit("mul", x, rest), dtype))
+    is_outside = call.emit("or", call.emit("lt", x, low), call.emit("gt", x, high))
+    return call.store(call.emit("select", is_outside, outside, slope), dtype)
+
+
+@op("_prelu_kernel_backward.default", parameters="grad_output self weight", flops=4)
+def prelu_backward(call: Call) -> tuple[Value, Value]:
+    """Gradients of input and weight: g and 0 above zero, else ``weight * g`` and ``x * g``."""
+    dtype, (gradient, x, weight) = _inputs(call, "grad_output", "self", "weight")
+    positive, zero = call.emit("gt", x, call.constant(0.0, dtype)), call.constant(0.0, dtype)
+    of_input = call.emit("select", positive, gradient, call.emit("mul", weight, gradient))
+    of_weight = call.emit("select", positive, zero, call.emit("mul", x, gradient))
+    return call.store(of_input, dtype), call.store(of_weight, dtype)
+
+
+@op(
+    "rrelu_with_noise_backward.default",
+    parameters="grad_output self noise lower upper training self_is_result",
+    flops=2,
+    discontinuous=True,
+)
+def rrelu_backward(call: Call) -> Value:
+    """In training ``noise * g``; else leaky_relu's, its slope in the middle of the bounds."""
+    lower, upper = (float(call.number(name, 0.0)) for name in ("lower", "upper"))
+    if call.flag("training", False) and upper - lower > _LEAST_SPREAD:
+        dtype, (gradient, noise) = _inputs(call, "grad_output", "noise")
+        return call.store(call.emit("mul", gradient, noise), dtype)
+    dtype, (gradient, x) = _inputs(call, "grad_output", "self")
+    scaled = call.emit("mul", gradient, call.constant((lower + upper) / 2, dtype))
+    positive = call.emit("gt", x, call.constant(0.0, dtype))
+    return call.store(call.emit("select", positive, gradient, scaled), dtype)
 
 
 @op("native_dropout_backward.default", parameters="grad_output mask scale", flops=2)

@@ -6,6 +6,7 @@ depends on its dtypes and layout, and on a recipe in the table.
 
 from __future__ import annotations
 
+from fusion_advisor.ops.refused import REASONS
 from fusion_advisor.records import OpKind
 
 _DUNDER_INPLACE = {
@@ -18,32 +19,31 @@ _DUNDER_INPLACE = {
 
 _BASES_BY_KIND: dict[OpKind, str] = {
     "elementwise": """
-        __and__ __lshift__ __or__ __rshift__ __xor__ _prelu_kernel _prelu_kernel_backward
-        _to_copy abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh
-        bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor
-        ceil celu clamp clamp_max clamp_min copysign cos cosh deg2rad digamma div elu
-        elu_backward eq erf erfc erfinv exp exp2 expm1 fill float_power floor floor_divide fmax
-        fmin fmod frac ge gelu gelu_backward gt hardshrink hardshrink_backward hardsigmoid
-        hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside
-        hypot i0 igamma igammac isfinite isinf isnan isneginf isposinf ldexp le leaky_relu
-        leaky_relu_backward lerp lgamma log log10 log1p log2 log_sigmoid_backward
-        log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not logical_or logical_xor
-        logit logit_backward lt masked_fill maximum minimum mish mish_backward mul mvlgamma
-        nan_to_num native_dropout_backward ne neg nextafter polygamma positive pow prelu rad2deg
-        real reciprocal relu relu6 remainder round rrelu_with_noise_backward rsqrt rsub selu sgn
-        sigmoid sigmoid_backward sign signbit silu silu_backward sin sinc sinh softplus
-        softplus_backward softshrink softshrink_backward special_entr special_erfcx special_i0e
-        special_i1 special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta sqrt
-        square sub tan tanh tanh_backward threshold threshold_backward trunc where xlogy zero
+        __and__ __lshift__ __or__ __rshift__ __xor__ _prelu_kernel _prelu_kernel_backward _to_copy
+        abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh bitwise_and
+        bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp
+        clamp_max clamp_min copysign cos cosh deg2rad div elu elu_backward eq erf erfc exp exp2
+        expm1 fill float_power floor floor_divide fmax fmin fmod frac ge gelu gelu_backward gt
+        hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward hardswish
+        hardswish_backward hardtanh hardtanh_backward heaviside hypot isfinite isinf isnan isneginf
+        isposinf ldexp le leaky_relu leaky_relu_backward lerp log log10 log1p log2
+        log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not
+        logical_or logical_xor logit logit_backward lt masked_fill maximum minimum mish
+        mish_backward mul nan_to_num native_dropout_backward ne neg positive pow prelu rad2deg
+        reciprocal relu relu6 remainder round rrelu_with_noise_backward rsqrt rsub selu sgn sigmoid
+        sigmoid_backward sign signbit silu silu_backward sin sinc sinh softplus softplus_backward
+        softshrink softshrink_backward special_entr special_xlog1py sqrt square sub tan tanh
+        tanh_backward threshold threshold_backward trunc where xlogy zero
     """,
     "reduction": """
-        _cdist_forward _log_softmax _log_softmax_backward_data _logcumsumexp _safe_softmax
-        _softmax _softmax_backward_data all amax amin aminmax any argmax argmin bincount
-        binary_cross_entropy binary_cross_entropy_backward count_nonzero cummax cummin cumprod
-        cumsum dist dot histc huber_loss kthvalue l1_loss linalg_vector_norm logcumsumexp
-        logsumexp max mean median min mode mse_loss mse_loss_backward nanmean nanmedian nansum
-        nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward norm prod
-        smooth_l1_loss smooth_l1_loss_backward sort std std_mean sum sum_to_size topk trace
+        _cdist_forward _log_softmax _log_softmax_backward_data _logcumsumexp _safe_softmax _softmax
+        _softmax_backward_data all amax amin aminmax any argmax argmin binary_cross_entropy
+        binary_cross_entropy_backward binary_cross_entropy_with_logits bincount count_nonzero
+        cummax cummin cumprod cumsum dist dot histc huber_loss huber_loss_backward kthvalue l1_loss
+        linalg_vector_norm logcumsumexp logsumexp max mean median min mode mse_loss
+        mse_loss_backward nanmean nanmedian nansum nll_loss2d_backward nll_loss2d_forward
+        nll_loss_backward nll_loss_forward norm prod smooth_l1_loss smooth_l1_loss_backward
+        soft_margin_loss soft_margin_loss_backward sort std std_mean sum sum_to_size topk trace
         trapezoid var var_mean vdot
     """,
     "matmul": """
@@ -126,7 +126,7 @@ _BASES_BY_KIND: dict[OpKind, str] = {
         avg_pool3d col2im im2col one_hot
     """,
     "factory": """
-        _efficientzerotensor arange bartlett_window blackman_window complex empty empty_like
+        _efficientzerotensor arange bartlett_window blackman_window empty empty_like
         empty_permuted empty_strided eye from_file full full_like hamming_window hann_window
         linspace logspace new_empty new_empty_strided new_full new_ones new_zeros ones ones_like
         scalar_tensor tril_indices triu_indices vander zeros zeros_like
@@ -149,7 +149,8 @@ _BASES_BY_KIND: dict[OpKind, str] = {
 }
 
 _KIND_OF_BASE: dict[str, OpKind] = {
-    base: kind for kind, bases in _BASES_BY_KIND.items() for base in bases.split()
+    **dict.fromkeys(REASONS, "elementwise"),
+    **{base: kind for kind, bases in _BASES_BY_KIND.items() for base in bases.split()},
 }
 
 # Overloads whose work differs from that of their name.

@@ -8,7 +8,6 @@ from fusion_advisor.ops.calls import Call
 from fusion_advisor.ops.dtypes import INTEGER_BITS, is_float
 from fusion_advisor.ops.scalars import Value
 from fusion_advisor.ops.table import op
-from fusion_advisor.records import Symbol
 
 
 def _comparison(opcode: str) -> None:
@@ -171,11 +170,7 @@ def identity(call: Call) -> Value:
 )
 def to_copy(call: Call) -> Value:
     """A cast.  The same device is the caller's to check; a layout change shows in the strides."""
-    layout = call.plain.get("layout")
-    if isinstance(layout, Symbol) and "strided" not in layout.name:
-        raise call.refuse(f"it makes a {layout.name} tensor")
-    if call.flag("pin_memory", False):
-        raise call.refuse("it pins memory")
+    call.require_plain_memory()
     source = call.same_dtype("self")
     target = call.dtype_argument("dtype") or source
     return call.builder.cast(call.operand("self").value, target)

@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 
 from fusion_advisor.ops.calls import Call
 from fusion_advisor.ops.kinds import classify, functional_name
+from fusion_advisor.ops.refused import REASONS
 from fusion_advisor.ops.scalars import Value
 from fusion_advisor.records import OpKind
 
@@ -48,15 +49,7 @@ class OpInfo:
 
 _TABLE: dict[str, OpInfo] = {}
 
-_NO_RECIPE = "no scalar recipe is known for this op"
-_REASONS = {
-    "aten.digamma": "needs a special function that is not in the scalar opcode set",
-    "aten.erfinv": "needs a special function that is not in the scalar opcode set",
-    "aten.i0": "needs a special function that is not in the scalar opcode set",
-    "aten.lgamma": "needs a special function that is not in the scalar opcode set",
-    "aten.nextafter": "works on bit patterns, which the scalar opcode set has not",
-    "aten.polygamma": "needs a special function that is not in the scalar opcode set",
-}
+_NO_RECIPE = "no scalar recipe is known for it"  # of an op that no list here names
 
 
 def op(
@@ -106,14 +99,18 @@ def lookup(name: str) -> OpInfo | None:
     if known is not None:
         return known
     kind = classify(functional)
-    if kind != "elementwise":
+    reason = refusal(functional)
+    if not reason and kind != "elementwise":
         return None
-    base = functional.rpartition(".")[0]
     if functional.endswith("out") and not functional.endswith(".default"):
         reason = "writes into a tensor that the caller gave (out=)"
-    else:
-        reason = _REASONS.get(base, _NO_RECIPE)
-    return OpInfo(name=functional, kind=kind, reason=reason)
+    return OpInfo(name=functional, kind=kind, reason=reason or _NO_RECIPE)
+
+
+def refusal(functional: str) -> str:
+    """Why an op by name has no recipe; empty for ops that are not listed."""
+    full = functional.removeprefix("aten.")
+    return REASONS.get(full) or REASONS.get(full.partition(".")[0], "")
 
 
 def rows() -> tuple[OpInfo, ...]:

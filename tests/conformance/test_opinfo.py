@@ -33,7 +33,7 @@ REFUSED = {
     "__rmod__": "raises in eager when a divisor is zero",
     "pow": "no recipe for dtype int64",
     "__rpow__": "no recipe for dtype int64",
-    "ldexp": "no scalar recipe is known",
+    "ldexp": ("its exponent is no integer", "no recipe for dtype int64"),
     "nn.functional.glu": "not known to be elementwise",
 }
 
@@ -61,7 +61,10 @@ def test_required_entries_become_kernels_or_are_refused_for_a_known_reason():
                     refused.setdefault(name, set()).add(str(reason))
     assert refused.keys() == REFUSED.keys()
     for name, reasons in refused.items():
-        assert all(REFUSED[name] in reason for reason in reasons), (name, reasons)
+        known = REFUSED[name]
+        parts = known if isinstance(known, tuple) else (known,)
+        for reason in reasons:
+            assert any(part in reason for part in parts), (name, reasons)
 
 
 @pytest.mark.parametrize("name", RUN)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from forms_support import one_group, recorded
+from forms_support import checked, one_group, recorded
 from graph_builder import GraphBuilder
 from kernel_harness import load
 
@@ -156,6 +156,16 @@ def test_times_zero_is_no_constant():
     assert "x[" in kernel.text.split("@cpu_kernel")[1]
 
 
+def first_statement(text, name):
+    """What a function of this file begins with."""
+    (function,) = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    return ast.unparse(function.body[0])
+
+
 def filled_chain(x, y):
     return torch.fill(x, 0.3) * y + 1.0
 
@@ -166,11 +176,80 @@ def test_a_fill_is_edited_in_the_text():
     recording = recorded(filled_chain, x, y)
     (candidate,) = find_candidates(recording.graph, within_frame=True)
     text = Path(__file__).read_text(encoding="utf-8")
-    fix = plan_text(recording.graph, candidate, generate_kernel(recording.graph, candidate), text)
-    edited = ast.parse(apply_edits(text, fix.edits))
-    (function,) = [
-        node
-        for node in ast.walk(edited)
-        if isinstance(node, ast.FunctionDef) and node.name == "filled_chain"
-    ]
-    assert ast.unparse(function.body[0]) == "return fused_fill_mul_add(x, y)"
+    kernel = generate_kernel(recording.graph, candidate)
+    edited = apply_edits(text, plan_text(recording.graph, candidate, kernel, text).edits)
+    assert first_statement(edited, "filled_chain") == f"return {kernel.entry}(x, y)"
+
+
+# -- elementwise for some arguments ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: F.mse_loss(x * 2, y.expand(6, 33), reduction="none") + 1,
+        lambda x, y: F.huber_loss(x * 2, y.expand(6, 33), reduction="none") + 1,
+        lambda x, y: (
+            F.binary_cross_entropy_with_logits(x * 2, y.expand(6, 33), reduction="none") + 1
+        ),
+        lambda x, y: torch.native_dropout(x * 2, 0.5, False)[0] + y,
+        lambda x, y: torch.zeros_like(x) - y,
+        lambda x, y: torch.full_like(x, 0.5, dtype=torch.float64) * y,
+        lambda x, y: torch.ones_like(x).add_(y),
+    ],
+    ids=["mse", "huber", "bce", "dropout", "zeros", "full", "ones"],
+)
+def test_ops_that_are_elementwise_for_these_arguments_are_members(function):
+    _, candidate, _ = one_group(function, *operands())
+    assert len(candidate.nodes) >= 2
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "reason"),
+    [
+        (lambda x: F.mse_loss(x * 2, x) + 1, "not-elementwise", "a reduction"),
+        (lambda x: torch.native_dropout(x * 2, 0.5, True)[0] + 1, "random", "random numbers"),
+        (lambda x: torch.lgamma(x * 2) + 1, "unsupported-op", "gamma function"),
+        (
+            lambda x: F.binary_cross_entropy(x.sigmoid(), x.sigmoid(), reduction="none") + 1,
+            "unsupported-op",
+            "outside of 0 to 1",
+        ),
+        (lambda x: torch.nextafter(x * 2, x) + 1, "unsupported-op", "bits of floats"),
+    ],
+    ids=["mse", "dropout", "lgamma", "bce", "nextafter"],
+)
+def test_others_are_refused_by_name(function, code, reason):
+    graph = recorded(function, operands()[0]).graph
+    found = [blocker for blocker in why_not(graph, find_candidates(graph)) if blocker.code == code]
+    assert found
+    assert all(reason in blocker.message for blocker in found)
+
+
+def chosen(x):
+    return torch.where(x > 0, x, 0.0) * 2
+
+
+def test_a_number_of_where_is_part_of_the_kernel():
+    # torch makes a tensor of it; passed in, a kernel would get a Python number for a tensor.
+    recording = recorded(chosen, operands()[0])
+    (candidate,) = find_candidates(recording.graph, within_frame=True)
+    assert [operand.dims for operand in candidate.inputs] == [(0, 1)]
+    text = Path(__file__).read_text(encoding="utf-8")
+    kernel = checked(recording, candidate)
+    fix = plan_text(recording.graph, candidate, kernel, text)
+    edited = first_statement(apply_edits(text, fix.edits), "chosen")
+    assert edited == f"return {kernel.entry}(x)"
+
+
+def chosen_by(x, low):
+    return torch.where(x > 0, x, low) * 2
+
+
+def test_a_number_of_where_that_the_text_computes_is_left_to_the_text():
+    recording = recorded(chosen_by, operands()[0], 0.25)
+    (candidate,) = find_candidates(recording.graph, within_frame=True)
+    text = Path(__file__).read_text(encoding="utf-8")
+    fix = plan_text(recording.graph, candidate, checked(recording, candidate), text)
+    assert [blocker.code for blocker in fix.blockers] == ["number-not-literal"]
+    assert not fix.edits

@@ -68,7 +68,7 @@ def test_lookup_says_why_an_elementwise_op_has_no_recipe():
     info = ops.lookup("aten.lgamma.default")
     assert info is not None
     assert info.recipe is None
-    assert "special function" in info.reason
+    assert "gamma function" in info.reason
     out = ops.lookup("aten.add.out")
     assert out is not None
     assert "out=" in out.reason
@@ -78,6 +78,7 @@ def test_lookup_says_why_an_elementwise_op_has_no_recipe():
 def test_every_row_is_complete():
     for info in ops.rows():
         assert info.recipe is not None, info.name
-        assert info.kind in ("elementwise", "copy", "view"), info
+        # Of reductions, random ops and factories those that are elementwise for some arguments.
+        assert info.kind in ("elementwise", "copy", "view", "reduction", "random", "factory"), info
         assert info.budget_ulp <= 4 or info.note, info
         assert info.flops >= 0

@@ -239,3 +239,22 @@ def test_refusals_name_op_and_reason(case, reason):
     with pytest.raises(UnsupportedOpError, match=reason) as caught:
         run_recipe(case, inputs)
     assert case.op in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", op_cases.FLOATS, ids=lambda d: str(d).removeprefix("torch."))
+def test_ldexp_reaches_the_ends_of_the_range(dtype):
+    bits = torch.finfo(dtype)
+    values = [1.0, -3.0, bits.max, bits.tiny, bits.smallest_normal / 4, 0.0, float("inf"), 1.25]
+    exponents = [0, 5, -7, 130, -160, 1100, -1100, 2100, -2100, 2**31 - 1, -(2**31), 2**32 + 3]
+    x, n = zip(*[(a, b) for a in values for b in exponents], strict=True)
+    inputs = {"x": torch.tensor(x, dtype=dtype), "n": torch.tensor(n)}
+    results, _ = run_recipe(op_cases.Case("ldexp.Tensor", ("x", "n")), inputs)
+    (expected,) = eager(op_cases.Case("ldexp.Tensor", ("x", "n")), inputs, lambda t: t)
+    assert results[0][1] == dtype_name(expected)
+    wanted = interpreter.to_numpy(expected)
+    got = results[0][0].astype(wanted.dtype)
+    apart = np.abs(got.astype(np.float64) - wanted)
+    ok = same_bits(got, wanted)
+    if dtype == torch.float64:
+        ok |= (np.abs(wanted) < bits.smallest_normal) & (apart <= 5e-324)
+    assert ok.all(), (got[~ok], wanted[~ok])
