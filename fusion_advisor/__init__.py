@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fusion_advisor.advice import Advice
     from fusion_advisor.advisor import capture, load, profile, profile_code
     from fusion_advisor.errors import FusionAdvisorError
+    from fusion_advisor.recorder.custom_ops import register_op, unregister_op
     from fusion_advisor.records import Report
 
 _HOMES = {
@@ -29,6 +30,8 @@ _HOMES = {
     "load": "fusion_advisor.advisor",
     "profile": "fusion_advisor.advisor",
     "profile_code": "fusion_advisor.advisor",
+    "register_op": "fusion_advisor.recorder.custom_ops",
+    "unregister_op": "fusion_advisor.recorder.custom_ops",
     "FusionAdvisorError": "fusion_advisor.errors",
     "Report": "fusion_advisor.records",
 }
@@ -42,6 +45,8 @@ __all__ = [
     "load",
     "profile",
     "profile_code",
+    "register_op",
+    "unregister_op",
 ]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from fusion_advisor import workers
+from fusion_advisor import ops, workers
 from fusion_advisor.codegen import generate, lower
 from fusion_advisor.codegen.naming import op_base
 from fusion_advisor.errors import CaptureError, UsageError, ValidationError
@@ -154,6 +154,13 @@ def validate_elsewhere(
         WorkerCancelled: ``stop()`` was true.
         ValidationError: the other process could not be had, or ended without a result.
     """
+    members = {*candidate.computed}
+    added = [n.op for n in capture.graph.nodes if n.id in members and ops.is_added(n.op)]
+    if added:
+        raise ValidationError(
+            f"{added[0]} is registered in this process alone, so its kernel cannot be validated in "
+            'another; advice.validate("F1") and advice.apply("F1") do it here'
+        )
     part = _needed_part(capture, candidate)
     wanted = tuple(operand.value for operand in candidate.inputs)
     with parcel.packed(part.graph, store if _has_inputs(capture, store) else None, wanted) as sent:

@@ -16,9 +16,9 @@ from fusion_advisor.ops import (
 )
 from fusion_advisor.ops.calls import Call, Operand, bind, flat_arguments, flat_length, unread_inputs
 from fusion_advisor.ops.dtypes import ITEM_BYTES, SUPPORTED_DTYPES
-from fusion_advisor.ops.kinds import classify, functional_name, is_inplace
+from fusion_advisor.ops.kinds import classify, functional_name, is_added, is_inplace
 from fusion_advisor.ops.scalars import OPCODES, Builder, Opcode, type_error
-from fusion_advisor.ops.table import OpInfo, lookup, rows
+from fusion_advisor.ops.table import OpInfo, Recipe, add_row, lookup, remove_row, rows
 from fusion_advisor.ops.writing import operand_of, takeable_numbers, why_unwritable, write_call
 
 RECIPE_MODULES = (
@@ -42,14 +42,18 @@ __all__ = [
     "OpInfo",
     "Opcode",
     "Operand",
+    "Recipe",
+    "add_row",
     "bind",
     "classify",
     "flat_arguments",
     "flat_length",
     "functional_name",
+    "is_added",
     "is_inplace",
     "lookup",
     "operand_of",
+    "remove_row",
     "rows",
     "takeable_numbers",
     "type_error",

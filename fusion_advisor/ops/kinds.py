@@ -164,6 +164,22 @@ _KIND_OF_OVERLOAD: dict[str, OpKind] = {
 }
 
 
+_ADDED: set[str] = set()  # overloads from outside that are elementwise
+
+
+def mark_elementwise(op: str, added: bool) -> None:
+    """Call an overload from outside elementwise, or no longer."""
+    if added:
+        _ADDED.add(op)
+    else:
+        _ADDED.discard(op)
+
+
+def is_added(op: str) -> bool:
+    """Whether an overload was called elementwise from outside."""
+    return op in _ADDED
+
+
 def _split(op: str) -> tuple[str, str, str]:
     """Namespace, base name and overload of a full overload name."""
     namespace, _, rest = op.partition(".")
@@ -189,6 +205,8 @@ def functional_name(op: str) -> str:
 def classify(op: str, *, pointwise_tag: bool = False, reduction_tag: bool = False) -> OpKind:
     """The kind of an op by overload name; torch's own tags decide for unknown ones."""
     name = functional_name(op)
+    if name in _ADDED:
+        return "elementwise"
     if name in _KIND_OF_OVERLOAD:
         return _KIND_OF_OVERLOAD[name]
     namespace, base, _ = _split(name)

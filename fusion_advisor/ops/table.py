@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from fusion_advisor.ops.calls import Call
-from fusion_advisor.ops.kinds import classify, functional_name
+from fusion_advisor.ops.kinds import classify, functional_name, is_added, mark_elementwise
 from fusion_advisor.ops.refused import REASONS
 from fusion_advisor.ops.scalars import Value
 from fusion_advisor.records import OpKind
@@ -86,6 +86,21 @@ def op(
         return recipe
 
     return register
+
+
+def add_row(info: OpInfo) -> None:
+    """Add an op from outside, or replace one that was added."""
+    _TABLE[info.name] = info
+    mark_elementwise(info.name, True)
+
+
+def remove_row(name: str) -> bool:
+    """Take out an op that was added; False where it was not."""
+    if not is_added(name):
+        return False
+    del _TABLE[name]
+    mark_elementwise(name, False)
+    return True
 
 
 def lookup(name: str) -> OpInfo | None:

@@ -167,6 +167,12 @@ def schema_of(function: Any) -> OpSchema:
     )
 
 
+def forget_schemas() -> None:
+    """Read schemas anew: the kind of some op has changed."""
+    schema_of.cache_clear()
+    find_op.cache_clear()
+
+
 @cache
 def find_op(name: str) -> OpSchema:
     """The op called ``name`` (``aten.add.Tensor``).

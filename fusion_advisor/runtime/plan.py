@@ -246,10 +246,21 @@ def _observe(
 
     (Loading it takes 2 s, longer than almost any chain.)  Only for contiguous arguments: for others
     some of torch's meta functions (logaddexp, softplus_backward) give other strides than its
-    kernels.  Autocast is off: it changes nothing here.
+    kernels.  Ops from outside may have no such function: then on the arguments themselves.
+    Autocast is off: it changes nothing here.
     """
     # torch's meta functions import it when first called
-    on_meta = contiguous and "torch._dynamo" in sys.modules
+    if contiguous and "torch._dynamo" in sys.modules:
+        try:
+            return _results_of(eager, args, with_gradient, on_meta=True)
+        except (RuntimeError, NotImplementedError):
+            pass
+    return _results_of(eager, args, with_gradient, on_meta=False)
+
+
+def _results_of(
+    eager: Callable[..., Any], args: tuple[Any, ...], with_gradient: bool, *, on_meta: bool
+) -> tuple[ResultFacts, ...]:
     inputs: list[Any] = []
     for arg in args:
         if not isinstance(arg, torch.Tensor):

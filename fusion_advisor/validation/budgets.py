@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fusion_advisor.ops import functional_name, lookup
+from fusion_advisor.ops import functional_name, is_added, lookup
 from fusion_advisor.records import FusionCandidate, OpGraph, OpNode, ValueRef
 from fusion_advisor.validation import aten
 from fusion_advisor.validation.bits import same_bits
@@ -302,9 +302,16 @@ class _Chain:
     def _evaluate(
         self, node: OpNode, value: str, values: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
+        """A result in float64; of an op from outside that lacks it, in the recorded dtypes."""
         with torch.no_grad():
-            result = aten.bind_outputs(node, aten.call(node, values, wide=True))[value]
-        return result.to(torch.float64)
+            try:
+                made = aten.call(node, values, wide=True)
+            except RuntimeError:
+                if not is_added(node.op):
+                    raise
+                own = {name: one.to(self.eager[name].dtype) for name, one in values.items()}
+                made = aten.call(node, own)
+        return aten.bind_outputs(node, made)[value].to(torch.float64)
 
     def _reached(
         self,
