@@ -31,6 +31,14 @@ _BINARY = {
     "or": ("|", OR),
     "xor": ("^", XOR),
 }
+# Functions that may be made of several roundings, the last of them of a product.
+ENDING_IN_A_PRODUCT = frozenset(
+    """
+    acos acosh asin asinh atan atan2 atanh cos cosh erf erfc exp exp2 expm1 fmod hypot log log10
+    log1p log2 pow sin sinh tan tanh
+    """.split()
+)
+_PASSING = frozenset({"neg", "select", "maximum", "minimum", "abs"})  # opcodes that round nothing
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 
@@ -85,6 +93,10 @@ class Dialect:
         """A product or quotient; ``feeds_sum`` if an addition could be contracted with it."""
         return binary(statement.opcode, args)
 
+    def sum_of_maths(self, opcode: str, dtype: str, args: list[Expression]) -> Expression:
+        """A sum or difference that reads what a maths function gives."""
+        return binary(opcode, args)
+
     # --- shared ------------------------------------------------------------------
 
     def constant(self, constant: Constant) -> Expression:
@@ -125,7 +137,12 @@ class Dialect:
         return Expression(f"{target}({value.text})")
 
     def statement(
-        self, statement: Statement, source: str, args: list[Expression], feeds_sum: bool
+        self,
+        statement: Statement,
+        source: str,
+        args: list[Expression],
+        feeds_sum: bool,
+        reads_maths: bool = False,
     ) -> Expression:
         """One statement's right side; ``source`` is the dtype of its last operand."""
         opcode, dtype = statement.opcode, statement.dtype
@@ -137,6 +154,8 @@ class Dialect:
         if "float" in source:
             if opcode in ("mul", "div"):
                 return self.product(statement, args, feeds_sum)
+            if opcode in ("add", "sub") and reads_maths:
+                return self.sum_of_maths(opcode, dtype, args)
             special = self.function(opcode, source, args)
             if special is not None:
                 return special
@@ -206,6 +225,7 @@ class Body:
         self.results = set(results)
         self.uses: Counter[str] = Counter(results)
         self.consumers: dict[str, list[Statement]] = {}
+        self.makers = {statement.name: statement for statement in program.statements}
         for statement in program.statements:
             for arg in statement.args:
                 if isinstance(arg, str):
@@ -244,7 +264,9 @@ class Body:
         name = statement.name
         if statement.dtype in HALVES and statement.opcode == "cast" and name in self.results:
             return self._rounded_result(statement, args[0])
-        expression = self.dialect.statement(statement, source, args, self._feeds_sum(name))
+        expression = self.dialect.statement(
+            statement, source, args, self._feeds_sum(name), self._reads_maths(statement)
+        )
         if self._can_nest(statement, expression):
             self.expressions[name] = expression
             return []
@@ -266,10 +288,25 @@ class Body:
         for consumer in self.consumers.get(name, ()):
             if consumer.opcode in ("add", "sub"):
                 return True
-            passes = consumer.opcode in ("neg", "select", "maximum", "minimum", "abs")
-            if passes and self._feeds_sum(consumer.name):
+            if consumer.opcode in _PASSING and self._feeds_sum(consumer.name):
                 return True
         return False
+
+    def _reads_maths(self, statement: Statement) -> bool:
+        """Whether an operand comes from a maths function, directly or through a sign.
+
+        A quotient of float64 counts as one: by a literal power of two it becomes a product late.
+        """
+        makers = [self.makers.get(arg) for arg in statement.args if isinstance(arg, str)]
+        return any(
+            maker is not None
+            and (
+                maker.opcode in ENDING_IN_A_PRODUCT
+                or (maker.opcode == "div" and maker.dtype == "float64")
+                or (maker.opcode in _PASSING and self._reads_maths(maker))
+            )
+            for maker in makers
+        )
 
     def _can_nest(self, statement: Statement, expression: Expression) -> bool:
         if expression.strength == ATOM and expression.text.isidentifier():

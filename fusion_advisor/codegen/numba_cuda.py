@@ -6,6 +6,7 @@ from fusion_advisor.codegen.expressions import (
     ATOM,
     COMPARISON,
     HALVES,
+    UNARY,
     Body,
     Dialect,
     Expression,
@@ -36,7 +37,8 @@ class CudaDialect(Dialect):
     """Functions of ``libdevice``; products that an addition reads are kept apart from it.
 
     NVVM contracts ``x * y + z`` into one fused multiply-add by default, which eager does
-    not do across ops; ``libdevice.fmul_rn`` is the multiplication it leaves alone.
+    not do across ops; ``libdevice.fmul_rn`` is the multiplication it leaves alone, and
+    ``libdevice.fadd_rn`` the addition where the product stands inside a function.
     """
 
     maths = "cuda_math"
@@ -76,6 +78,14 @@ class CudaDialect(Dialect):
             return binary(statement.opcode, args)
         name = f"{'d' if statement.dtype == 'float64' else 'f'}{statement.opcode}_rn"
         return Expression(f"libdevice.{name}({args[0].text}, {args[1].text})")
+
+    def sum_of_maths(self, opcode: str, dtype: str, args: list[Expression]) -> Expression:
+        """The uncontracted addition: libdevice's functions end in products of their own."""
+        left, right = args
+        if opcode == "sub":
+            right = Expression(f"-{right.inside(ATOM)}", UNARY)
+        name = "dadd_rn" if dtype == "float64" else "fadd_rn"
+        return Expression(f"libdevice.{name}({left.text}, {right.text})")
 
 
 def _product(factors: list[str]) -> str:

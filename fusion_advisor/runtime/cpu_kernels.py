@@ -46,13 +46,13 @@ class CpuKernel:
     @functools.cached_property
     def serial(self) -> Any:
         """The single-threaded twin (compiled on first use, releases the GIL)."""
-        twin = numba.njit(**_OPTIONS)(self.py_func)
+        twin = compiled_twin(self.py_func, parallel=False)
         return compile_cache.attach(twin, self._key("serial"))
 
     @functools.cached_property
     def parallel(self) -> Any:
         """The twin whose ``prange`` loops run on Numba's threads."""
-        twin = numba.njit(parallel=dict(_PARALLEL), **_OPTIONS)(self.py_func)  # a copy: emptied
+        twin = compiled_twin(self.py_func, parallel=True)
         return compile_cache.attach(twin, self._key("parallel"))
 
     def _key(self, variant: str) -> str:
@@ -85,6 +85,13 @@ class CpuKernel:
 
     def __repr__(self) -> str:
         return f"<cpu kernel {self.py_func.__name__}>"
+
+
+def compiled_twin(function: Callable[..., None], *, parallel: bool) -> Any:
+    """Numba's function of a kernel, not compiled yet and never kept on disk."""
+    if parallel:
+        return numba.njit(parallel=dict(_PARALLEL), **_OPTIONS)(function)  # a copy: emptied
+    return numba.njit(**_OPTIONS)(function)
 
 
 def cpu_kernel(function: Callable[..., None]) -> CpuKernel:

@@ -23,14 +23,21 @@ from fusion_advisor.records import (
     TimingPair,
     ValidationResult,
 )
-from fusion_advisor.validation import benchmark, cuda_compiler, in_process, isolated, resources
+from fusion_advisor.validation import (
+    benchmark,
+    contractions,
+    cuda_compiler,
+    in_process,
+    isolated,
+    resources,
+)
 from fusion_advisor.validation.bits import same_bytes
 from fusion_advisor.validation.budgets import table_budget, ulp
 from fusion_advisor.validation.ceilings import measure_again
+from fusion_advisor.validation.contractions import Disassembly
 from fusion_advisor.validation.inputs import captured_case
 from fusion_advisor.validation.native_module import UnsupportedKernelError, translate
 from fusion_advisor.validation.program_check import check_kernel
-from fusion_advisor.validation.resources import Disassembly
 from fusion_advisor.validation.session import PreparedCase, Reference, Session, Tally
 
 Progress = Callable[[str], None]
@@ -155,6 +162,9 @@ def _climb(
     ladder.step("inputs", lambda: _prepare(session))
     _cuda_rungs(ladder, session, findings, wanted="cuda" in targets)
     ladder.step("eager text", lambda: in_process.check_eager_text(session))
+    ladder.step(
+        "no stray FMA, CPU", lambda: _cpu_contraction(session.kernel, wanted="cpu" in targets)
+    )
     ladder.step("CPU kernel", lambda: _cpu_kernel(session, findings, wanted="cpu" in targets))
     ladder.step("float64 reference", lambda: _against_float64(session))
     runnable = "cpu" in targets and bool(kernel.cpu_name)
@@ -253,7 +263,7 @@ def _cuda_rungs(ladder: _Ladder, session: Session, findings: _Findings, *, wante
 
     def contraction() -> str:
         guard()
-        return _contraction(findings)
+        return _contraction(session.kernel, findings)
 
     def native() -> str:
         guard()
@@ -281,15 +291,15 @@ def _compile(session: Session, findings: _Findings, architecture: tuple[int, int
     return f"{report.registers} registers, no spills, {report.cubin_bytes} bytes of machine code"
 
 
-def _contraction(findings: _Findings) -> str:
+def _contraction(kernel: KernelSource, findings: _Findings) -> str:
     details = []
+    problem = contractions.asked_for_problem(kernel, kernel.cuda_name)
+    if problem:
+        raise ValidationError(problem)
     for compiled in findings.compiled:
-        seen = resources.contractions(compiled)
-        if seen.stray:
-            raise ValidationError(
-                f"{compiled.architecture_name}: a product is added without its own rounding "
-                f"({len(seen.stray)} times, first {seen.stray[0]!r}): write fmul_rn"
-            )
+        seen = contractions.cuda_contractions(compiled)
+        if seen.problem:
+            raise ValidationError(f"{compiled.architecture_name}: {seen.problem}")
         details.append(f"{compiled.architecture_name}: {seen}")
     tool = resources.disassembler()
     if tool is not None:
@@ -360,6 +370,15 @@ def _judged(tally: Tally, findings: _Findings) -> str:
     if tally.ambiguous:
         detail += f"; {tally.ambiguous} elements at a jump, each on one of its sides"
     return detail
+
+
+def _cpu_contraction(kernel: KernelSource, *, wanted: bool) -> str:
+    if not wanted or not kernel.cpu_name:
+        raise NotRun("the CPU target was not asked for")
+    problem = contractions.contraction_problem(kernel, "cpu")
+    if problem:
+        raise ValidationError(problem)
+    return "its machine code holds none that neither an op nor maths asks for"
 
 
 def _cpu_kernel(session: Session, findings: _Findings, *, wanted: bool) -> str:

@@ -133,7 +133,8 @@ def test_unknown_assembly_is_named_not_miscompiled() -> None:
 
 def test_registers_spills_and_contractions_are_read() -> None:
     from fusion_advisor.validation import compile_cuda
-    from fusion_advisor.validation.resources import contractions, link_report
+    from fusion_advisor.validation.contractions import cuda_contractions
+    from fusion_advisor.validation.resources import link_report
 
     compiled = compile_cuda(kernels.tanh_scale().kernel, (8, 0))
     report = link_report(compiled)
@@ -141,10 +142,10 @@ def test_registers_spills_and_contractions_are_read() -> None:
     assert 4 < report.registers < 64
     assert report.spill_bytes == 0
     assert report.cubin_bytes > 500
-    seen = contractions(compiled)
+    seen = cuda_contractions(compiled)
     assert seen.stray == ()
     assert seen.in_ptx == seen.inside_maths > 0  # tanh's polynomial, nothing of ours
     wrong = kernels.tanh_scale().mutated(("x[i] + float32(1.0)", "x[i] * x[i] + float32(1.0)"))
-    seen = contractions(compile_cuda(wrong.kernel, (8, 0)))
+    seen = cuda_contractions(compile_cuda(wrong.kernel, (8, 0)))
     assert len(seen.stray) == 1
     assert seen.in_ptx == seen.inside_maths + 1

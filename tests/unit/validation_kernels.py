@@ -176,9 +176,11 @@ def problem(
     for number, value in enumerate(candidate.outputs):
         name = "out" if len(candidate.outputs) == 1 else f"out{number}"
         dtype = specs[value].dtype
-        # The statements are not what runs here; one per output keeps the program consistent.
+        # The statements are not what runs here; one per output keeps the program consistent, and
+        # says whether a fused multiply-add is asked for.
+        opcode = "fma" if "libdevice.fma" in cuda else "chain"
         statements.append(
-            Statement(name=f"r{number}", opcode="chain", args=(inputs[0].name,), dtype=dtype)
+            Statement(name=f"r{number}", opcode=opcode, args=(inputs[0].name,), dtype=dtype)
         )
         outputs.append(ProgramOutput(name=name, result=f"r{number}", dtype=dtype, value=value))
     program = FusedProgram(
