@@ -49,6 +49,7 @@ class OpInfo:
 
 _TABLE: dict[str, OpInfo] = {}
 
+_GIVEN = ("out", "output", "grad_input")  # ends of overloads that write into a given tensor
 _NO_RECIPE = "no scalar recipe is known for it"  # of an op that no list here names
 
 
@@ -117,8 +118,9 @@ def lookup(name: str) -> OpInfo | None:
     reason = refusal(functional)
     if not reason and kind != "elementwise":
         return None
-    if functional.endswith("out") and not functional.endswith(".default"):
-        reason = "writes into a tensor that the caller gave (out=)"
+    overload = functional.rpartition(".")[2]
+    if overload.endswith(_GIVEN) or overload.startswith("out"):
+        reason = "writes into a tensor that it is given: call it without out=, for a new one"
     return OpInfo(name=functional, kind=kind, reason=reason or _NO_RECIPE)
 
 

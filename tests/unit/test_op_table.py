@@ -6,9 +6,14 @@ import itertools
 import sys
 from pathlib import Path
 
+import numpy as np
+import op_cases
+import program_interpreter as interpreter
 import pytest
+import torch
 
 from fusion_advisor import ops
+from fusion_advisor.errors import UnsupportedOpError
 from fusion_advisor.ops.table import OpInfo
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +62,14 @@ def test_an_op_that_is_on_no_list_is_noticed():
     assert ops.classify("aten.a_new_op.default", pointwise_tag=True) == "elementwise"
 
 
+def test_forms_with_out_say_what_to_do():
+    for name, overload in OVERLOADS.items():
+        if any(argument.is_out for argument in overload._schema.arguments):
+            info = ops.lookup(name)
+            assert info is None or info.recipe is None, name
+            assert info is None or "without out=" in info.reason, name
+
+
 def test_in_place_ops_are_named_after_ops_of_torch():
     for name in OVERLOADS:
         info = ops.lookup(name)
@@ -81,6 +94,89 @@ def test_rows_know_the_parameters_that_torch_has():
 def test_the_page_is_current():
     written = (ROOT / "docs" / "ops.md").read_text(encoding="utf-8")
     assert written == op_page.page(), "run: make docs"
+
+
+# -- in place ---
+
+
+IN_PLACE = {
+    "add_.Tensor": ("x", "y"),
+    "sub_.Tensor": ("x", "y"),
+    "mul_.Tensor": ("x", "y"),
+    "div_.Tensor": ("x", "y"),
+    "add_.Scalar": ("x", 0.7),
+    "copy_.default": ("x", "y"),
+    "fill_.Scalar": ("x", 0.7),
+    "fill_.Tensor": ("x", "scalar"),
+    "zero_.default": ("x",),
+    "masked_fill_.Scalar": ("x", "mask", 2),
+    "masked_fill_.Tensor": ("x", "mask", "scalar"),
+    "clamp_.default": ("x", -1, 1),
+    "addcmul_.default": ("x", "y", "z"),
+    "addcdiv_.default": ("x", "y", "z"),
+    "lerp_.Scalar": ("x", "y", 0.25),
+    "relu_.default": ("x",),
+    "neg_.default": ("x",),
+    "eq_.Tensor": ("x", "y"),
+    "lt_.Scalar": ("x", 0),
+    "logical_and_.default": ("x", "y"),
+    "bitwise_xor_.Tensor": ("x", "y"),
+}
+
+
+def _in_place_inputs(own, other):
+    values = torch.tensor([-2.0, -0.6, 0.0, 0.3, 1.0, 2.7, 3.0, 5.9])
+
+    def made(numbers, dtype):
+        return (numbers.abs() if dtype == "uint8" else numbers).to(getattr(torch, dtype))
+
+    return {
+        "x": made(values, own),
+        "y": made(values.roll(3), other),
+        "z": made(values.roll(5).abs() + 1, other),
+        "scalar": made(torch.tensor(2.3), other),
+        "mask": values > 0.5,
+    }
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_is_written_in_place_keeps_its_dtype_and_gets_eager_s_values(name):
+    written = 0
+    for own, other in itertools.product(op_page.DTYPES, op_page.DTYPES):
+        values = _in_place_inputs(own, other)
+        arguments = [values[a] if isinstance(a, str) else a for a in IN_PLACE[name]]
+        try:
+            expected = OVERLOADS[f"aten.{name}"](arguments[0].clone(), *arguments[1:])
+        except (RuntimeError, TypeError):
+            continue
+        builder = ops.Builder(
+            {key: str(tensor.dtype).removeprefix("torch.") for key, tensor in values.items()}
+        )
+        node = op_cases.make_node(op_cases.Case(name, IN_PLACE[name]), values)
+        info = ops.lookup(node.op)
+        try:
+            (result,) = ops.write_call(
+                node, info, builder, lambda one, v=values: _operand_of(one, v[one]), [own]
+            )
+        except UnsupportedOpError:
+            continue
+        written += 1
+        arrays = {key: interpreter.to_numpy(tensor) for key, tensor in values.items()}
+        made = interpreter.run_statements(builder.statements, arrays)
+        got = made[result] if isinstance(result, str) else np.asarray(result.value)
+        wanted = interpreter.to_numpy(expected)
+        got = np.broadcast_to(got, wanted.shape)
+        assert np.array_equal(got.astype(wanted.dtype), wanted, equal_nan=own in op_page.FLOATS), (
+            name, own, other, got, wanted,
+        )  # fmt: skip
+    assert written >= 4  # lerp_ takes floats of one dtype
+
+
+def _operand_of(name, tensor):
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return ops.Operand(
+        value=name, dtype=dtype, weight="tensor" if tensor.dim() else "scalar tensor"
+    )
 
 
 # -- promotion ---------------------------------------------------------------------------------

@@ -368,7 +368,7 @@ def test_eager_runs_once_per_kind_of_contiguous_arguments(monkeypatch: Any) -> N
     from fusion_advisor.runtime import plan
 
     observe = plan._observe
-    monkeypatch.setattr(plan, "_observe", lambda *a: calls.append(1) or observe(*a))
+    monkeypatch.setattr(plan, "_observe", lambda *a, **k: calls.append(1) or observe(*a, **k))
     for length in (3, 4, 50, 64):
         result = function(torch.randn(2, length, 8))
         assert result.stride() == (8 * length, 8, 1)
