@@ -158,11 +158,12 @@ class _Writer:
     ) -> str:
         """An op that writes in place: for other dtypes too the written tensor keeps its own.
 
-        What the group itself made is written; an operand belongs to the caller, and is copied.
+        What the group itself made is written; an operand belongs to the caller, and is copied
+        (``copy`` is the caller's own choice where others see its memory as well).
         """
         first = node.args[0]
         if isinstance(first, ValueRef) and first.value in self.operands:
-            args = [f"{args[0]}.clone()", *args[1:]]
+            args = [f"copy({args[0]})", *args[1:]]
         everything = ", ".join([*args[1:], *(f"{key}={text}" for key, text in kwargs)])
         if base in _METHODS:
             return f"{args[0]}.{base}({everything})"
@@ -180,6 +181,17 @@ class _Writer:
         if not isinstance(first, ValueRef):
             return False
         return self.specs[first.value].dtype != self.specs[node.outputs[0]].dtype
+
+
+def written_operands(program: FusedProgram, graph: OpGraph) -> tuple[str, ...]:
+    """The names of operands that an op of the chain writes in place."""
+    members = set(program.nodes)
+    written = {
+        node.args[0].value
+        for node in graph.nodes
+        if node.id in members and ops.is_inplace(node.op) and isinstance(node.args[0], ValueRef)
+    }
+    return tuple(one.name for one in program.given if one.value in written)
 
 
 def ops_identifier(name: str) -> str:
@@ -230,8 +242,10 @@ def eager_function_text(
 ) -> str:
     """A plain torch function of the program's inputs that returns its outputs."""
     writer = _Writer(program, graph)
-    parameters = ", ".join((*writer.names.values(), *writer.scalars.values()))
-    lines = [f"def {name}({parameters}):"]
+    parameters = [*writer.names.values(), *writer.scalars.values()]
+    if written_operands(program, graph):
+        parameters += ["*", "copy=torch.clone"]
+    lines = [f"def {name}({', '.join(parameters)}):"]
     finals = {s.node: s.name for s in program.statements}
     needed = {value for node in writer.nodes for value in node.inputs}
     needed.update(output.value for output in program.outputs)

@@ -11,7 +11,7 @@ from fusion_advisor.errors import UnsupportedOpError
 from fusion_advisor.records import FusedProgram, FusionCandidate, OpGraph, OpNode, ValueRef
 
 _TEXT_NAMES = """
-    FusedFunction Operand Output cpu_kernel cpu_math cuda cuda_math float32 float64 int16 int32
+    FusedFunction Operand Output copy cpu_kernel cpu_math cuda cuda_math float32 float64 int16 int32
     int64 int8 libdevice math numba numpy out prange torch uint32 uint8
 """
 _RESERVED = frozenset([*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *_TEXT_NAMES.split()])

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from fusion_advisor import ops
-from fusion_advisor.codegen.eager_text import eager_function_text
+from fusion_advisor.codegen.eager_text import eager_function_text, written_operands
 from fusion_advisor.codegen.naming import comment_text, op_base
 from fusion_advisor.codegen.numba_cpu import cpu_kernel_text
 from fusion_advisor.codegen.numba_cuda import cuda_kernel_text
@@ -77,7 +77,8 @@ def generate(
         "cpu": cpu_name if "cpu" in targets else "",
         "cuda": cuda_name if "cuda" in targets else "",
     }
-    parts.append(_function_text(program, eager_name, kernels))
+    written = written_operands(program, graph)
+    parts.append(_function_text(program, eager_name, kernels, written))
     body = "\n\n".join(parts)
     text = f"{_header(program, nodes, specs)}\n{_imports(body)}\n\n{body}"
     return KernelSource(
@@ -221,7 +222,9 @@ def _tuple_text(items: list[str]) -> str:
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
-def _function_text(program: FusedProgram, eager_name: str, kernels: dict[str, str]) -> str:
+def _function_text(
+    program: FusedProgram, eager_name: str, kernels: dict[str, str], written: tuple[str, ...]
+) -> str:
     operands = []
     for operand in program.inputs:
         if operand.kind == "tensor":
@@ -257,6 +260,8 @@ def _function_text(program: FusedProgram, eager_name: str, kernels: dict[str, st
     lines += _listed("operands", operands) + _listed("outputs", outputs)
     if scalars:
         lines.append(f"    scalars={_tuple_text(scalars)},")
+    if written:
+        lines += _listed("written", [f'"{name}"' for name in written])
     lines += [f'    program_hash="{program_hash(program)}",', ")"]
     return "\n".join(lines) + "\n"
 

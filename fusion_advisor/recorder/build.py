@@ -69,10 +69,31 @@ class _Spans:
         return stack
 
 
+def _mark_set_aside(ops: Sequence[RawOp]) -> None:
+    """Say of what autograd detaches for itself that it is saved, though backward has freed it.
+
+    An op that saves its own result detaches it from within: by the same instruction of the same
+    call, right after it.  A person's own ``detach()`` is another instruction.
+    """
+    maker: RawOp | None = None
+    for op in ops:
+        if op.schema.name != "aten.detach.default":
+            maker = op
+        elif (
+            maker is not None
+            and op.code is not None
+            and (op.code, op.offset, op.mark) == (maker.code, maker.offset, maker.mark)
+            and any(value in maker.outputs for value in op.inputs)
+        ):
+            for value in op.outputs:
+                value.saved = True
+
+
 def build_recording(recorder: Recorder) -> Recording:
     """Build the graph and what accompanies it."""
     names: dict[Any, str] = {}
     codes: dict[str, CodeType] = {}
+    _mark_set_aside(recorder.ops)
     nodes = _build_nodes(recorder.ops, _Spans(recorder.options.with_source), names, codes)
     graph = OpGraph(
         nodes=nodes,

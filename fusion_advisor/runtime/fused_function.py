@@ -43,7 +43,8 @@ class FusedFunction:
     outermost first; ``further`` are rank and groups of the regions after the first, for results
     of other shapes.  ``parameters`` (name, dtype) are the tensors of a call where the operands are
     views of them.  ``scalars`` name the run-time numbers, each alone or with its dtype
-    (``("alpha", "float64")``).
+    (``("alpha", "float64")``).  ``written`` are parameters that the eager chain writes in place:
+    it takes ``copy=``, what makes the tensor it writes of one.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class FusedFunction:
         scalars: tuple[Any, ...] = (),
         further: tuple[tuple[int, Groups], ...] = (),
         parameters: tuple[tuple[str, str], ...] = (),
+        written: tuple[str, ...] = (),
         program_hash: str = "",
     ) -> None:
         self.name = self.__name__ = self.__qualname__ = name
@@ -86,6 +88,7 @@ class FusedFunction:
         self._tensor_count = len(given)
         self._single = len(outputs) == 1
         self._argument_count = len(given) + len(named)
+        self._written = tuple(places[name] for name in written)
         self._plans: dict[Any, Plan] = {}
         self._recent: tuple[
             tuple[Plan, Callable[..., bool]], ...
@@ -107,6 +110,10 @@ class FusedFunction:
         """The chain's result: one tensor, or a tuple in the order of the outputs."""
         if is_compiling():
             return self.eager(*args)  # the compiler fuses the single ops itself
+        if self._written:
+            shared = guards.written_problem(self.signature.parameters, self._written, args)
+            if shared:
+                return self._run_eager(shared, args, copy=_itself)
         plan = self._recent_plan(args)
         if plan is None:
             problem = self._forced or guards.context_problem()
@@ -221,11 +228,11 @@ class FusedFunction:
                 prepared.finish()
         return out
 
-    def _run_eager(self, reason: str, args: tuple[Any, ...]) -> Any:
+    def _run_eager(self, reason: str, args: tuple[Any, ...], **options: Any) -> Any:
         recorder = guards.recorder()
         if recorder is not None:
             with recorder.fused_call():
-                return self.eager(*args)
+                return self.eager(*args, **options)
         if self._forced != _FORCED_EAGER:
             self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
             if reason not in self._warned:
@@ -235,7 +242,7 @@ class FusedFunction:
                     FusionFallbackWarning,
                     stacklevel=3,
                 )
-        return self.eager(*args)
+        return self.eager(*args, **options)
 
     # -- looking at it ---------------------------------------------------------------------
 
@@ -261,7 +268,8 @@ class FusedFunction:
 
     def why_not(self, *args: Any) -> str:
         """The reason these arguments would fall back, or "" if they would run fused."""
-        return guards.context_problem() or self._plan(args).problem
+        shared = guards.written_problem(self.signature.parameters, self._written, args)
+        return shared or guards.context_problem() or self._plan(args).problem
 
     # -- for validation --------------------------------------------------------------------
 
@@ -346,6 +354,11 @@ class FusedFunction:
 
 
 _FORCED_EAGER = "forced to run eager"
+
+
+def _itself(tensor: Any) -> Any:
+    """In the place of a copy: the chain then writes the caller's own tensor, as eager does."""
+    return tensor
 
 
 def _scalar(entry: Any) -> tuple[str, str]:

@@ -98,6 +98,56 @@ def devices_problem(tensors: tuple[torch.Tensor, ...]) -> str:
     return f"operands on {len(devices)} devices" if len(devices) > 1 else ""
 
 
+def written_problem(
+    parameters: tuple[tuple[str, str], ...], written: tuple[int, ...], args: tuple[Any, ...]
+) -> str:
+    """Why the chain must write its own operand in place, or "".
+
+    A kernel leaves operands alone.  That makes a difference where somebody else sees the memory:
+    another operand, the tensor itself at another index, or autograd, which refuses leaves.
+    """
+    tensors = args[: len(parameters)]
+    try:
+        for place in written:
+            problem = _shared(tensors, place, parameters)
+            if problem:
+                name = parameters[place][0]
+                return f"operand {name} is written in place, and {problem}"
+    except (RuntimeError, AttributeError, IndexError):
+        pass  # no tensors with memory of their own: the other guards say so
+    return ""
+
+
+def _shared(tensors: tuple[Any, ...], place: int, parameters: tuple[tuple[str, str], ...]) -> str:
+    """Who else sees the memory of a tensor, or ""."""
+    tensor = tensors[place]
+    if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
+        return "is a leaf that requires a gradient"
+    if not tensor.is_contiguous() and any(
+        not step and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        return "is expanded"
+    start, end = _stretch(tensor)
+    for other, second in enumerate(tensors):
+        if other != place:
+            first, last = _stretch(second)
+            if start < last and first < end:
+                return f"shares memory with {parameters[other][0]}"
+    return ""
+
+
+def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's first byte and behind its last; equal where there is none."""
+    start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes if start else 0
+    shape, strides = tensor.shape, tensor.stride()
+    if 0 in shape or not start:
+        return start, start
+    steps = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    return start, start + (steps + 1) * tensor.element_size()
+
+
 def autocast_state(device: str) -> Any:
     """What autocast would do on this device type: its dtype if it is on, else None."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

@@ -185,7 +185,9 @@ def _gradients(function: Callable[..., Any], case: Case) -> list[torch.Tensor | 
         for tensor in _same_layout(case.tensors)
     ]
     with torch.enable_grad():
-        outputs = [one for one in results(function(*leaves, *case.scalars)) if one.requires_grad]
+        # As a run's own tensors are: no leaves, which autograd lets nobody write.
+        inputs = [leaf.view_as(leaf) if leaf.requires_grad else leaf for leaf in leaves]
+        outputs = [one for one in results(function(*inputs, *case.scalars)) if one.requires_grad]
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         if not outputs or not wanted:
             return []
