@@ -119,7 +119,7 @@ def lookup(name: str) -> OpInfo | None:
     if not reason and kind != "elementwise":
         return None
     overload = functional.rpartition(".")[2]
-    if overload.endswith(_GIVEN) or overload.startswith("out"):
+    if overload.endswith(_GIVEN) or overload.lower().startswith("out"):
         reason = "writes into a tensor that it is given: call it without out=, for a new one"
     return OpInfo(name=functional, kind=kind, reason=reason or _NO_RECIPE)
 
