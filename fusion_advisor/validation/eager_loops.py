@@ -9,6 +9,7 @@ depends on sizes and strides alone, and any of it is eager's.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -34,10 +35,13 @@ def other_results(
     copies = LONGEST_VECTOR // count + 2  # the first of them lies within whole vectors
     long = {name: tensor.repeat(copies) for name, tensor in flat.items()}
     apart = {name: tensor.repeat_interleave(2)[::2] for name, tensor in flat.items()}
+    # A memory format may ask for dimensions that are not there; it changes no value.
+    kwargs = tuple((name, item) for name, item in node.kwargs if name != "memory_format")
+    bare = replace(node, kwargs=kwargs)
     found = []
     for operands in (long, apart):
         with torch.no_grad():
-            results = aten.bind_outputs(node, aten.call(node, {**values, **operands}))
+            results = aten.bind_outputs(node, aten.call(bare, {**values, **operands}))
         found.append(results[value][:count].reshape(eager.shape))
     return found
 

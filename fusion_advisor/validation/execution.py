@@ -7,7 +7,7 @@ reports outputs and every trespass; judging is the parent's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,15 +43,22 @@ class CaseOutcome:
     trespasses: tuple[str, ...] = field(default=())
 
 
-_Launch = Callable[[LaunchSpec, list[GuardedArray], list[GuardedArray], list[np.ndarray]], None]
+Launch = Callable[[LaunchSpec, list[GuardedArray], list[GuardedArray], list[np.ndarray]], None]
 
 
 def execute(request: ExecutionRequest) -> list[CaseOutcome]:
     """Run every case on every variant of the requested kernel, in case order."""
+    return run_cases(_variants(request), request.cases)
+
+
+def run_cases(
+    variants: Sequence[tuple[str, Launch]], cases: Sequence[tuple[str, LaunchSpec]]
+) -> list[CaseOutcome]:
+    """Launch every case by every variant, in guarded memory of this process."""
     outcomes: list[CaseOutcome] = []
     first: dict[str, CaseOutcome] = {}
-    for variant, launch in _variants(request):
-        for name, spec in request.cases:
+    for variant, launch in variants:
+        for name, spec in cases:
             _announce(f"{variant}: {name}")
             outcome = _run_case(name, variant, launch, spec)
             # Variants mostly agree to the bit; the same arrays then travel once.
@@ -73,19 +80,23 @@ def _announce(message: str) -> None:
     worker_template.report_progress(message)
 
 
-def _variants(request: ExecutionRequest) -> list[tuple[str, _Launch]]:
+def native_variants(kernel: NativeKernel) -> list[tuple[str, Launch]]:
+    """The grids that a CUDA kernel's IR is launched with."""
+
+    def launch_exact(spec: LaunchSpec, *buffers: Any) -> None:
+        _launch_native(kernel, spec, *buffers, block=THREADS_PER_BLOCK, ragged=False)
+
+    def launch_ragged(spec: LaunchSpec, *buffers: Any) -> None:
+        # Another block size, a block too many (only the bounds check saves the tail) and the
+        # last thread first.
+        _launch_native(kernel, spec, *buffers, block=96, ragged=True)
+
+    return [("CUDA IR", launch_exact), ("CUDA IR, ragged grid", launch_ragged)]
+
+
+def _variants(request: ExecutionRequest) -> list[tuple[str, Launch]]:
     if request.host is not None:
-        kernel = NativeKernel(request.host)
-
-        def launch_exact(spec: LaunchSpec, *buffers: Any) -> None:
-            _launch_native(kernel, spec, *buffers, block=THREADS_PER_BLOCK, ragged=False)
-
-        def launch_ragged(spec: LaunchSpec, *buffers: Any) -> None:
-            # Another block size, a block too many (only the bounds check saves the tail) and the
-            # last thread first.
-            _launch_native(kernel, spec, *buffers, block=96, ragged=True)
-
-        return [("CUDA IR", launch_exact), ("CUDA IR, ragged grid", launch_ragged)]
+        return native_variants(NativeKernel(request.host))
     from fusion_advisor.runtime import load_kernel
 
     namespace = load_kernel(request.text, request.entry, request.text_hash)
@@ -98,7 +109,7 @@ def _variants(request: ExecutionRequest) -> list[tuple[str, _Launch]]:
     ]
 
 
-def _cpu_launcher(kernel: Callable[..., None]) -> _Launch:
+def _cpu_launcher(kernel: Callable[..., None]) -> Launch:
     def launch(
         spec: LaunchSpec,
         operands: list[GuardedArray],
@@ -132,7 +143,7 @@ def _launch_native(
         kernel.launch(grid, block, arguments, backwards=ragged)
 
 
-def _run_case(name: str, variant: str, launch: _Launch, spec: LaunchSpec) -> CaseOutcome:
+def _run_case(name: str, variant: str, launch: Launch, spec: LaunchSpec) -> CaseOutcome:
     trespasses: list[str] = []
     results: list[list[np.ndarray]] = []
     for poison in POISONS:

@@ -1,78 +1,49 @@
-"""torch's own OpInfo samples through recording, kernel generation and comparison.
+"""torch's own OpInfo samples as calls, each in the forms in which a person's code may make it.
 
-Every sample call is recorded as a person's code would be.  Each op in it that computes becomes a
-kernel of its own, which runs on the recorded operands and is held against eager by the project's
-budgets.  A sample is supported where all of its computing ops are.
+An OpInfo entry names an op and makes sample inputs for it.  Here every sample is called as it is
+and on non-contiguous tensors.  Samples of different arguments are called once more in place and
+with ``out=``, where torch has such forms, and with other memory: permuted, 0-dim, empty, and 4,099
+elements long with special values mixed in, so that vector bodies, tails and threads have something
+to do.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
-from fusion_advisor import workers
-from fusion_advisor.analysis.chains import index_graph
-from fusion_advisor.analysis.graph_index import GraphIndex, is_dense
-from fusion_advisor.analysis.partition import Partition, make_candidate
-from fusion_advisor.codegen import generate, lower
-from fusion_advisor.errors import CaptureError, FusionAdvisorError
-from fusion_advisor.recorder import CaptureOptions, Recording, record, replay
-from fusion_advisor.records import FusionCandidate, KernelSource
-from fusion_advisor.runtime import FusedFunction, load_kernel
-from fusion_advisor.validation import arrays, budget
-from fusion_advisor.validation.bits import same_bits
-from fusion_advisor.validation.budgets import OutputBudget
-from fusion_advisor.validation.compare import Comparison, compare
-from fusion_advisor.validation.cuda_compiler import compile_cuda
-from fusion_advisor.validation.execution import ExecutionRequest
-from fusion_advisor.validation.native_module import translate
+from fusion_advisor.validation.inputs import SMALL_ELEMENTS, special_values
 
-Target = Literal["cpu", "cuda"]
 DTYPES = (
-    torch.float16, torch.bfloat16, torch.float32, torch.float64,
-    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool,
+    torch.float32, torch.bfloat16, torch.int64, torch.float16, torch.float64, torch.bool,
+    torch.int32, torch.uint8, torch.int8, torch.int16,
 )  # fmt: skip
 ENTRIES = Path(__file__).with_name("opinfo_entries.txt")
-NATIVE_TIMEOUT_S = 120.0  # one compile and some hundred small launches
-ARCHITECTURE = (9, 0)  # whose IR is run natively
-# They compute nothing: an index map, a question about a tensor, or an operand made beforehand.
-_ASIDE = ("view", "metadata", "factory")
+FORMS = (
+    "as it is", "non-contiguous", "in place", "out=", "permuted", "0-dim", "empty", "long",
+    "long, strided",
+)  # fmt: skip
+SEED = 20  # of the samples' values
+MOST_BASES = 3  # samples of different arguments that an entry's derived forms are made of
+SPECIAL_SHARE = 0.8  # of the elements of a long tensor: nearly every two special values meet
+# Eager itself dies (SIGFPE) of the lowest int32 or int64 divided by -1.
+WITHOUT_LOWEST = ("div.trunc_rounding",)
 
-
-@dataclass
-class Tally:
-    """What the samples of one entry on one target came to."""
-
-    samples: int = 0  # that all ran in kernels
-    kernels: int = 0  # compared, over all samples
-    elements: int = 0
-    mismatches: int = 0
-    discontinuous: int = 0
-    refused: Counter[str] = field(default_factory=Counter)  # samples, by reason
-    worst_ulp: dict[str, float] = field(default_factory=dict)  # by op
-    faults: list[str] = field(default_factory=list)
+Transform = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class OneOp:
-    """One recorded op as a kernel: its operands, and what eager gives and allows for them."""
+class SampleCall:
+    """One call; ``run`` may be called again, and then gives the same."""
 
-    op: str
-    kernel: KernelSource
-    recording: Recording
-    candidate: FusionCandidate
-    operands: tuple[torch.Tensor, ...]
-    allowed: tuple[OutputBudget, ...]
-
-
-class Refused(Exception):
-    """Why a sample is not run in kernels."""
+    form: str
+    run: Callable[[], Any]
 
 
 def read_entries() -> dict[str, tuple[str, ...]]:
@@ -90,173 +61,201 @@ def read_entries() -> dict[str, tuple[str, ...]]:
 
 def find_entries() -> dict[str, Any]:
     """torch's OpInfo objects by name[.variant]."""
+    return {entry_name(entry): entry for entry in op_db}
+
+
+def entry_name(entry: Any) -> str:
+    """``name`` or ``name.variant``."""
+    variant = entry.variant_test_name
+    return f"{entry.name}.{variant}" if variant else str(entry.name)
+
+
+def calls(entry: Any, dtype: torch.dtype) -> Iterator[SampleCall]:
+    """The entry's calls for a dtype: every sample as it is, then every other form."""
+    if dtype not in entry.supported_dtypes("cpu"):
+        return
+    torch.manual_seed(SEED)
+    samples = list(entry.sample_inputs("cpu", dtype, requires_grad=False))
+    pairs = [(sample, sample.noncontiguous()) for sample in samples]
+    for plain, spread in pairs:
+        yield SampleCall("as it is", _functional(entry, plain))
+        yield SampleCall("non-contiguous", _functional(entry, spread))
+    bases = _bases(samples)
+    derived = []
+    lowest = entry_name(entry) not in WITHOUT_LOWEST
+    for form, attempts in _transforms(lowest=lowest).items():
+        for base in bases:
+            found = _accepted(entry, [base.transform(one) for one in attempts])
+            if found is not None:
+                yield SampleCall(form, _functional(entry, found))
+                derived.append(found)
+    for sample in (*bases, *(base.noncontiguous() for base in bases), *derived):
+        call = _in_place(entry, sample)
+        if call is not None:
+            yield SampleCall("in place", call)
+    for sample in bases:
+        call = _into_given(entry, sample)
+        if call is not None:
+            yield SampleCall("out=", call)
+
+
+def _functional(entry: Any, sample: Any) -> Callable[[], Any]:
+    def call() -> Any:
+        with torch.no_grad():
+            return entry.op(sample.input, *sample.args, **sample.kwargs)
+
+    return call
+
+
+def _in_place(entry: Any, sample: Any) -> Callable[[], Any] | None:
+    """The call that writes a copy of the sample's input, where torch takes it."""
+    variant = entry.inplace_variant
+    if variant is None or not isinstance(sample.input, torch.Tensor):
+        return None
+
+    def call() -> Any:
+        with torch.no_grad():
+            return variant(sample.input.clone(), *sample.args, **sample.kwargs)
+
+    return call if _runs(call) else None
+
+
+def _into_given(entry: Any, sample: Any) -> Callable[[], Any] | None:
+    """The call with ``out=``, where torch takes it."""
+    if not entry.supports_out:
+        return None
+    result = _functional(entry, sample)()
+    if not isinstance(result, torch.Tensor):
+        return None
+
+    def call() -> Any:
+        with torch.no_grad():
+            given = torch.empty_like(result)
+            return entry.op(sample.input, *sample.args, **sample.kwargs, out=given)
+
+    return call if _runs(call) else None
+
+
+def _runs(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except Exception:  # whatever eager raises: it does not take this form
+        return False
+    return True
+
+
+# -- derived forms -----------------------------------------------------------------------------
+
+
+def _bases(samples: list[Any]) -> list[Any]:
+    """Of the samples that differ in more than shapes, the ones with most dimensions.
+
+    Those of which every tensor has dimensions come first.
+    """
+    by_arguments: dict[Any, Any] = {}
+    for sample in samples:
+        if not isinstance(sample.input, torch.Tensor) or not sample.input.numel():
+            continue
+        key = _shapeless((sample.args, sample.kwargs))
+        known = by_arguments.get(key)
+        if known is None or sample.input.dim() > known.input.dim():
+            by_arguments[key] = sample
+    found = sorted(by_arguments.items(), key=lambda item: repr(item[0]).count("0-dim"))
+    return [sample for _, sample in found][:MOST_BASES]
+
+
+def _shapeless(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return ("tensor" if argument.dim() else "0-dim tensor", argument.dtype)
+    if isinstance(argument, dict):
+        return tuple((name, _shapeless(item)) for name, item in sorted(argument.items()))
+    if isinstance(argument, (tuple, list)):
+        return tuple(map(_shapeless, argument))
+    return (type(argument).__name__, repr(argument))
+
+
+def _accepted(entry: Any, attempts: list[Any]) -> Any:
+    """The first of the samples that eager takes; None where it takes none."""
+    return next((one for one in attempts if _runs(_functional(entry, one))), None)
+
+
+def _transforms(*, lowest: bool) -> dict[str, tuple[Transform, ...]]:
+    """Per derived form what it makes of tensors; a second and third way for what eager refuses.
+
+    ``lowest``: whether the lowest integer may be among the special values.
+    """
+    changes = (_same, _no_zeros, _positive)
     return {
-        entry.name + (f".{entry.variant_test_name}" if entry.variant_test_name else ""): entry
-        for entry in op_db
+        "permuted": (_permuted,),
+        "0-dim": (_first_element,),
+        "empty": (_emptied,),
+        "long": tuple(_long(change, lowest=lowest) for change in changes),
+        "long, strided": tuple(_long(change, 2, lowest=lowest) for change in changes),
     }
 
 
-def calls(entry: Any, dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
-    """The entry's sample calls for a dtype, then the same on non-contiguous tensors."""
-    if dtype not in entry.supported_dtypes("cpu"):
-        return
-    torch.manual_seed(20)
-    for sample in list(entry.sample_inputs("cpu", dtype, requires_grad=False)):
-        for one in (sample, sample.noncontiguous()):
-
-            def call(one: Any = one) -> Any:
-                with torch.no_grad():
-                    return entry.op(one.input, *one.args, **one.kwargs)
-
-            yield call
+def _permuted(tensor: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() < 2:
+        return tensor
+    return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-def run_entry(
-    entry: Any, dtypes: tuple[torch.dtype, ...], target: Target, most_samples: int | None = None
-) -> Tally:
-    """Run an entry's samples; ``most_samples`` bounds them for each dtype."""
-    tally = Tally()
-    waiting: dict[str, list[OneOp]] = defaultdict(list)
-    for dtype in dtypes:
-        for number, call in enumerate(calls(entry, dtype)):
-            if most_samples is not None and number >= most_samples:
-                break
-            try:
-                ops = kernels_of(call)
-            except Refused as reason:
-                tally.refused[str(reason)] += 1
-                continue
-            tally.samples += 1
-            for one in ops:
-                waiting[one.kernel.hash].append(one)
-    run = run_on_cpu if target == "cpu" else run_natively
-    for group in waiting.values():
-        try:
-            results = run(group)
-        except FusionAdvisorError as error:
-            tally.mismatches += len(group)
-            tally.faults.append(f"{group[0].op}: {type(error).__name__}: {error}")
-            continue
-        for one, actual in zip(group, results, strict=True):
-            judge(one, actual, tally)
-    return tally
+def _first_element(tensor: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor) or not tensor.numel():
+        return tensor
+    return tensor.reshape(-1)[0].clone()
 
 
-def kernels_of(call: Callable[[], Any]) -> list[OneOp]:
-    """Record a call and make a kernel of each op that computes; raises ``Refused``."""
-    try:
-        recording = record(call, CaptureOptions(with_source=False))
-    except CaptureError as error:
-        if "dispatched no torch op" in str(error):
-            return []  # x.float() of a float32 tensor is x
-        raise
-    index = index_graph(recording.graph)
-    found = []
-    for position, node in enumerate(index.nodes):
-        if node.kind in _ASIDE:
-            continue
-        refusal = index.refusals[position]
-        if refusal is not None:
-            raise Refused(f"{refusal[0]}: {refusal[1]}")
-        found.append(_one_op(recording, index, position))
-    return found
+def _emptied(tensor: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor) or not tensor.dim():
+        return tensor
+    return tensor[..., :0].clone()
 
 
-def _one_op(recording: Recording, index: GraphIndex, position: int) -> OneOp:
-    graph, node = recording.graph, index.nodes[position]
-    piece = Partition(index).look([position])
-    if not all(is_dense(index.values[value]) for value in piece.outputs):
-        raise Refused(f"layout: {node.op}: its result does not fill one stretch of memory")
-    candidate = make_candidate(index, piece, node.id, ())
-    names = [operand.value for operand in candidate.inputs]
-    values = replay.materialize(graph, recording.store, set(names))
-    try:
-        kernel = _kernel(recording, candidate)
-    except FusionAdvisorError as error:
-        raise Refused(f"codegen: {error}") from error
-    return OneOp(
-        op=node.op,
-        kernel=kernel,
-        recording=recording,
-        candidate=candidate,
-        operands=tuple(values[name] for name in names),
-        allowed=budget(graph, candidate, {name: values[name] for name in names}),
-    )
+def _long(change: Transform, step: int = 1, *, lowest: bool) -> Transform:
+    """Tensors with dimensions become one-dimensional; ``step`` elements apart in memory."""
+    generator = torch.Generator().manual_seed(SEED)
+
+    def transform(tensor: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor) or not tensor.dim() or not tensor.numel():
+            return tensor
+        flat = tensor.reshape(-1)
+        copies = math.ceil(SMALL_ELEMENTS / flat.numel())
+        values = flat.repeat(copies)[:SMALL_ELEMENTS]
+        special = _specials(tensor.dtype, generator, lowest=lowest)
+        # Places are drawn anew for each operand, so that special values meet each other.
+        chosen = torch.rand(SMALL_ELEMENTS, generator=generator) < SPECIAL_SHARE
+        values = change(torch.where(chosen, special, values))
+        return torch.stack([values] * step, dim=-1)[:, 0] if step > 1 else values
+
+    return transform
 
 
-_generated: dict[str, KernelSource] = {}
-_loaded: dict[str, FusedFunction] = {}
+def _specials(dtype: torch.dtype, generator: torch.Generator, *, lowest: bool) -> torch.Tensor:
+    """Special values of a dtype; of integers their own extremes."""
+    if dtype.is_floating_point or dtype == torch.bool:
+        return special_values(dtype, SMALL_ELEMENTS, generator)
+    info = torch.iinfo(dtype)
+    table = [info.max, info.max - 1, 0, 1, 2, 3, 7, info.min + 1]
+    table += [info.min] if lowest else []
+    table += [-1, -2, -3, -7] if info.min else []
+    picks = torch.randint(0, len(table), (SMALL_ELEMENTS,), generator=generator)
+    return torch.tensor(table, dtype=dtype)[picks]
 
 
-def _kernel(recording: Recording, candidate: FusionCandidate) -> KernelSource:
-    """The kernel of a candidate; calls that differ in nothing but data share one."""
-    program = lower(recording.graph, candidate, name="fused")
-    kernel = generate(program, recording.graph)
-    return _generated.setdefault(kernel.hash, kernel)
+def _same(values: torch.Tensor) -> torch.Tensor:
+    return values
 
 
-def run_on_cpu(group: list[OneOp]) -> list[tuple[torch.Tensor, ...]]:
-    """Call the fused function as a person would."""
-    kernel = group[0].kernel
-    if kernel.hash not in _loaded:
-        _loaded[kernel.hash] = load_kernel(kernel.text, kernel.entry, kernel.hash)[kernel.entry]
-    fused = _loaded[kernel.hash]
-    results = []
-    for one in group:
-        refusal = fused.why_not(*one.operands)
-        if refusal:
-            raise FusionAdvisorError(f"its own guards refuse the recorded operands: {refusal}")
-        with torch.no_grad():
-            result = fused(*one.operands)
-        results.append(result if isinstance(result, tuple) else (result,))
-    return results
+def _no_zeros(values: torch.Tensor) -> torch.Tensor:
+    """Eager refuses to divide integers by zero."""
+    return torch.where(values == 0, 1, values) if _is_integer(values) else values
 
 
-def run_natively(group: list[OneOp]) -> list[tuple[torch.Tensor, ...]]:
-    """Run the CUDA kernel's own IR on this CPU, in another process and guarded memory."""
-    kernel = group[0].kernel
-    compiled = compile_cuda(kernel, ARCHITECTURE)
-    host = translate(compiled.modules, compiled.name, compiled.architecture)
-    regions = [
-        arrays.seen_regions(one.recording.graph, one.candidate, one.operands) for one in group
-    ]
-    specs = tuple(
-        (str(number), arrays.launch_spec(kernel.program, seen, ()))
-        for number, seen in enumerate(regions)
-    )
-    outcomes = workers.run_isolated(
-        "fusion_advisor.validation.execution:execute",
-        ExecutionRequest(cases=specs, host=host),
-        timeout_s=NATIVE_TIMEOUT_S,
-    )
-    results: dict[str, tuple[torch.Tensor, ...]] = {}
-    program = kernel.program
-    for outcome in outcomes:
-        if outcome.trespasses:
-            raise FusionAdvisorError(f"{outcome.variant}: {'; '.join(outcome.trespasses)}")
-        seen = regions[int(outcome.case)]
-        made = tuple(
-            arrays.output_tensor(
-                program.spaces[output.region], output.dtype, seen[output.region].shape, data
-            )
-            for output, data in zip(program.outputs, outcome.outputs, strict=True)
-        )
-        known = results.setdefault(outcome.case, made)
-        if not all(bool(same_bits(a, b).all()) for a, b in zip(known, made, strict=True)):
-            raise FusionAdvisorError("the result depends on the grid that it is launched with")
-    return [results[name] for name, _ in specs]
+def _positive(values: torch.Tensor) -> torch.Tensor:
+    """Eager refuses negative exponents of integers."""
+    return values.clamp(min=1) if _is_integer(values) else values
 
 
-def judge(one: OneOp, actual: tuple[torch.Tensor, ...], tally: Tally) -> None:
-    """Hold a kernel's results against what they may be."""
-    tally.kernels += 1
-    for result, allowed in zip(actual, one.allowed, strict=True):
-        comparison: Comparison = compare(result, allowed)
-        tally.elements += comparison.elements
-        tally.mismatches += comparison.mismatches
-        tally.discontinuous += comparison.ambiguous
-        worst = max(tally.worst_ulp.get(one.op, 0.0), comparison.worst_ulp)
-        tally.worst_ulp[one.op] = worst
-        if comparison.mismatches:
-            dtypes = ", ".join(str(tensor.dtype) for tensor in one.operands)
-            tally.faults.append(f"{one.op}({dtypes}): {comparison.first}")
+def _is_integer(values: torch.Tensor) -> bool:
+    return not values.dtype.is_floating_point and values.dtype != torch.bool

@@ -1,121 +1,177 @@
-"""Runs torch's OpInfo samples through the kernels and writes build/conformance.json.
+"""Runs torch's OpInfo samples through kernels and writes build/conformance.json.
 
     python tests/conformance/run_opinfo.py [--target cpu|cuda] [--dtypes float32,int64]
-        [--entries add,mul] [--most-samples N] [--output build/conformance.json]
+        [--entries add,mul] [--most-samples N] [--jobs 2] [--fresh] [--write] [--validate]
 
-Exits with 1 where a result is wrong.
+What was run is kept in build/conformance and not run again until something it follows from
+changes (``--fresh`` runs it again).  ``--validate`` puts a kernel of every entry and some dtypes
+through the validator instead.  ``--write`` also writes docs/conformance.md.  Exits with 1 where a
+result is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import threading
 import time
-from collections import Counter
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import opinfo
-import torch
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "build" / "conformance"
+BATCH = 40  # units per process: a kernel compiled once serves them all, and memory stays bounded
+BATCH_TIMEOUT_S = 3600.0
+SHOWN_FAULTS = 2  # of each outcome, on the screen
 
-SHOWN_FAULTS = 3  # of each entry, on the screen and in the file
 
-
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, run, write, print."""
+    options = _parse(arguments)
+    # Kernel texts and machine code stay out of the person's own cache.  Before numba is imported.
+    os.environ["XDG_CACHE_HOME"] = str(KEPT / "cache")
+    import opinfo
+    import opinfo_report
+    import opinfo_validate
+    from opinfo_targets import TARGETS
+    from opinfo_units import Batch, Unit
+
+    names = opinfo.read_entries()
+    entries = options.entries.split(",") if options.entries else sum(names.values(), ())
+    known = [str(dtype).removeprefix("torch.") for dtype in opinfo.DTYPES]
+    dtypes = options.dtypes.split(",") if options.dtypes else known
+    if options.validate:
+        return opinfo_validate.run(entries, options.dtypes.split(",") if options.dtypes else ())
+    targets = tuple(options.target or TARGETS)
+    supported = opinfo.find_entries()
+    units = [
+        Unit(entry, dtype)
+        for dtype in dtypes
+        for entry in entries
+        if getattr(opinfo.torch, dtype) in supported[entry].supported_dtypes("cpu")
+    ]
+    folder = KEPT if options.most_samples is None else KEPT / f"first-{options.most_samples}"
+    batches = [
+        Batch(tuple(units[at : at + BATCH]), targets, folder, options.fresh, options.most_samples)
+        for at in range(0, len(units), BATCH)
+    ]
+    started = time.monotonic()
+    Pool(batches, len(units) * len(targets)).run(options.jobs)
+    summary = opinfo_report.summarize(folder, units, targets, names["required"])
+    summary["run_seconds"] = round(time.monotonic() - started, 1)
+    summary["most_samples"] = options.most_samples
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    print(opinfo_report.render_text(summary))
+    print(f"written to {options.output}")
+    if options.write:
+        page = ROOT / "docs" / "conformance.md"
+        page.write_text(opinfo_report.render_page(summary), encoding="utf-8")
+    return 1 if summary["mismatches"] else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", choices=["cpu", "cuda"], action="append")
     parser.add_argument("--dtypes", default="")
     parser.add_argument("--entries", default="")
     parser.add_argument("--most-samples", type=int, default=None)
-    parser.add_argument("--output", type=Path, default=Path("build/conformance.json"))
-    options = parser.parse_args()
-    names = opinfo.read_entries()
-    wanted = options.entries.split(",") if options.entries else sum(names.values(), ())
-    dtypes = opinfo.DTYPES
-    if options.dtypes:
-        dtypes = tuple(getattr(torch, name) for name in options.dtypes.split(","))
-    tallies: dict[str, dict[str, opinfo.Tally]] = {}
-    entries = opinfo.find_entries()
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    for target in options.target or ["cpu"]:
-        tallies[target] = {}
-        for name in wanted:
-            tally = opinfo.run_entry(entries[name], dtypes, target, options.most_samples)
-            tallies[target][name] = tally
-            for fault in tally.faults[:SHOWN_FAULTS]:
-                print(f"{target} {name}: {fault}", flush=True)
-            summary = summarize(tallies, names["required"])
-            summary["seconds"] = round(time.monotonic() - started, 1)
-            summary["dtypes"] = [str(dtype).removeprefix("torch.") for dtype in dtypes]
-            summary["most_samples"] = options.most_samples
-            # After every entry: an interrupted run keeps what it has seen.
-            options.output.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    print_summary(summary)
-    print(f"written to {options.output}")
-    return 1 if summary["mismatches"] else 0
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--validate", action="store_true")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "conformance.json")
+    return parser.parse_args(arguments)
 
 
-def summarize(
-    tallies: dict[str, dict[str, opinfo.Tally]], required: tuple[str, ...]
-) -> dict[str, Any]:
-    """The report of all targets: totals, entries by how far they are supported, reasons, errors.
+class Pool:
+    """Works batches off in processes side by side; keeps and shows what comes back."""
 
-    An entry is supported where every sample ran in kernels on every target.
-    """
-    every = [tally for own in tallies.values() for tally in own.values()]
-    refused: dict[str, Counter[str]] = {}
-    worst: dict[str, dict[str, float]] = {}
-    for target, own in tallies.items():
-        for name, tally in own.items():
-            for reason, count in tally.refused.items():
-                refused.setdefault(reason, Counter())[name] += count
-            for op, ulp in tally.worst_ulp.items():
-                by_target = worst.setdefault(op, {})
-                by_target[target] = max(by_target.get(target, 0.0), ulp)
-    ran = {name for own in tallies.values() for name in own}
-    partly = {name for name in ran if any(own[name].refused for own in tallies.values())}
-    return {
-        "targets": list(tallies),
-        "required": sorted(ran.intersection(required)),
-        "supported": sorted(ran - partly),
-        "required_not_supported": sorted(partly.intersection(required)),
-        "samples": sum(tally.samples for tally in every),
-        "kernel_runs": sum(tally.kernels for tally in every),
-        "elements": sum(tally.elements for tally in every),
-        "mismatches": sum(tally.mismatches for tally in every),
-        "discontinuous": sum(tally.discontinuous for tally in every),
-        "refused": {
-            reason: {"samples": sum(names.values()), "entries": dict(sorted(names.items()))}
-            for reason, names in sorted(refused.items())
-        },
-        "worst_ulp": {op: worst[op] for op in sorted(worst)},
-        "faults": {
-            f"{target} {name}": tally.faults[:SHOWN_FAULTS]
-            for target, own in tallies.items()
-            for name, tally in own.items()
-            if tally.faults
-        },
-    }
+    def __init__(
+        self, batches: Sequence[Any], outcomes: int, start: Callable[..., Any] | None = None
+    ) -> None:
+        self._waiting = deque(batches)
+        self._start = start  # instead of a process
+        self._outcomes = outcomes
+        self._done = self._mismatches = 0
+        self._started = time.monotonic()
+        self._lock = threading.Lock()
+        self._errors: list[BaseException] = []
 
+    def run(self, jobs: int) -> None:
+        """Until nothing is waiting; whatever went wrong in our own code is raised."""
+        threads = [threading.Thread(target=self._work) for _ in range(jobs)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+        print(flush=True)
 
-def print_summary(summary: dict[str, Any]) -> None:
-    """A screenful."""
-    required, left = summary["required"], summary["required_not_supported"]
-    print(
-        f"{', '.join(summary['targets'])}: {summary['samples']} samples, "
-        f"{summary['kernel_runs']} kernel runs, {summary['elements']} elements in "
-        f"{summary['seconds']} s: {summary['mismatches']} mismatches, "
-        f"{summary['discontinuous']} at a discontinuity"
-    )
-    print(f"required entries: {len(required) - len(left)} of {len(required)} wholly supported")
-    for reason, found in summary["refused"].items():
-        print(f"  {found['samples']} samples refused: {reason} ({', '.join(found['entries'])})")
-    near = sorted(
-        ((max(ulps.values()), op) for op, ulps in summary["worst_ulp"].items()), reverse=True
-    )
-    print("largest errors: " + ", ".join(f"{op} {ulp:g} ULP" for ulp, op in near[:8] if ulp))
+    def _work(self) -> None:
+        try:
+            while (batch := self._next()) is not None:
+                self._run(batch)
+        except BaseException as error:
+            self._errors.append(error)
+
+    def _next(self) -> Any:
+        with self._lock:
+            return self._waiting.popleft() if self._waiting and not self._errors else None
+
+    def _run(self, batch: Any) -> None:
+        """One process; where it dies, the unit at fault is noted and the rest runs anew."""
+        from dataclasses import replace
+
+        from opinfo_units import crashed
+
+        from fusion_advisor import workers
+
+        begun: list[Any] = []
+        last = [""]
+
+        def receive(message: Any) -> None:
+            if isinstance(message, str):
+                return
+            if message[0] == "unit":
+                begun.append(message[1])
+            elif message[0] == "check":
+                last[0] = message[1]
+            else:
+                self._keep(batch, *message[1:])
+
+        try:
+            start = self._start or workers.run_isolated
+            start("opinfo_units:run_batch", batch, timeout_s=BATCH_TIMEOUT_S, on_progress=receive)
+        except (workers.WorkerCrash, workers.WorkerTimeout) as error:
+            if not begun:
+                raise
+            for target in batch.targets:
+                self._keep(batch, begun[-1], target, crashed(begun[-1], f"{last[0]}: {error}"))
+            rest = batch.units[batch.units.index(begun[-1]) + 1 :]
+            if rest:
+                with self._lock:
+                    self._waiting.appendleft(replace(batch, units=rest))
+
+    def _keep(self, batch: Any, unit: Any, target: Any, outcome: dict[str, Any]) -> None:
+        from opinfo_units import write_outcome
+
+        write_outcome(unit.file(batch.folder, target), outcome)
+        with self._lock:
+            self._done += 1
+            self._mismatches += outcome["mismatches"]
+            for fault in outcome["faults"][:SHOWN_FAULTS]:
+                print(f"\r{target} {unit.entry} {unit.dtype}: {fault}", flush=True)
+            print(
+                f"\r{self._done} of {self._outcomes} units, {self._mismatches} mismatches, "
+                f"{time.monotonic() - self._started:.0f} s ({unit.dtype} {unit.entry})\033[K",
+                end="",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

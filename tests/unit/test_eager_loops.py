@@ -109,3 +109,10 @@ def test_what_is_written_in_place_has_the_targets_dtype() -> None:
     (allowed,) = budget(graph, candidate, known)
     assert allowed.eager.dtype == torch.float16
     assert torch.equal(allowed.eager, chain(x, wide))
+
+
+def test_a_memory_format_of_other_dimensions_is_left_aside() -> None:
+    x = torch.randn(1, 2, 3, 4)
+    last = torch.channels_last
+    allowed = _budget(lambda x: x.to(torch.bfloat16, memory_format=last), x)
+    assert compare(x.to(torch.bfloat16), allowed).mismatches == 0

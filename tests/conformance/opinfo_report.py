@@ -1,0 +1,216 @@
+"""What the conformance run came to: the summary, a screenful, and docs/conformance.md."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from opinfo_units import Unit, read_outcome
+
+SHOWN_FAULTS = 3  # of each outcome, in the summary
+WORST_SHOWN = 12
+_COUNTED = ("kernels", "groups", "called", "parallel", "elements", "mismatches", "discontinuous")
+
+
+def summarize(
+    folder: Path, units: Sequence[Unit], targets: Sequence[str], required: Sequence[str]
+) -> dict[str, Any]:
+    """The kept outcomes of these units as one report.
+
+    An entry is supported where every call of it as OpInfo gives it, on contiguous and
+    non-contiguous tensors, ran in kernels on every target.  Calls of other forms are counted,
+    and refused, apart.
+    """
+    found = [
+        (unit, target, outcome)
+        for target in targets
+        for unit in units
+        if (outcome := read_outcome(unit.file(folder, target))) is not None
+    ]
+    entries = {unit.entry for unit, _, _ in found}
+    partly = {unit.entry for unit, _, outcome in found if any(map(own_form, outcome["refused"]))}
+    expected, wanted = len(units) * len(targets), set(required)
+    return {
+        "targets": list(targets),
+        "dtypes": list(dict.fromkeys(unit.dtype for unit in units)),
+        "outcomes": len(found),
+        "not_run": expected - len(found),
+        "required": sorted(entries & wanted),
+        "supported": sorted(entries - partly),
+        "required_not_supported": sorted(partly & wanted),
+        "samples": sum(own_samples(outcome) for _, _, outcome in found),
+        "samples_by_form": _summed(outcome["samples"] for _, _, outcome in found),
+        "idle": sum(outcome["idle"] for _, _, outcome in found),
+        **{name: sum(outcome[name] for _, _, outcome in found) for name in _COUNTED},
+        "by_target": {
+            target: _totals([one for _, own, one in found if own == target]) for target in targets
+        },
+        "by_dtype": {
+            dtype: _totals([one for unit, _, one in found if unit.dtype == dtype])
+            for dtype in dict.fromkeys(unit.dtype for unit in units)
+        },
+        "refused": _refused(found, own=True),
+        "refused_forms": _refused(found, own=False),
+        "worst_ulp": _worst(found),
+        "faults": {
+            f"{target} {unit.entry} {unit.dtype}": outcome["faults"][:SHOWN_FAULTS]
+            for unit, target, outcome in found
+            if outcome["faults"]
+        },
+        "entries": _entries(found),
+        "cpu_seconds": round(sum(outcome["seconds"] for _, _, outcome in found), 1),
+    }
+
+
+def own_form(reason: str) -> bool:
+    """Whether a refusal is of a sample as OpInfo gives it, not of a further form of it."""
+    return reason.startswith(("as it is: ", "non-contiguous: "))
+
+
+def own_samples(outcome: dict[str, Any]) -> int:
+    """Samples as OpInfo gives them that ran in kernels."""
+    return sum(outcome["samples"].get(form, 0) for form in ("as it is", "non-contiguous"))
+
+
+def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
+
+
+def _totals(outcomes: list[dict[str, Any]]) -> dict[str, int]:
+    totals = {name: sum(outcome[name] for outcome in outcomes) for name in _COUNTED}
+    return {"samples": sum(map(own_samples, outcomes)), **totals}
+
+
+def _refused(found: Sequence[Any], *, own: bool) -> dict[str, Any]:
+    """By reason: how many calls, and of which entries."""
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for unit, _, outcome in found:
+        for reason, count in outcome["refused"].items():
+            if own_form(reason) == own:
+                key = reason.partition(": ")[2] if own else reason
+                reasons[key][unit.entry] += count
+    return {
+        reason: {"samples": sum(counts.values()), "entries": dict(sorted(counts.items()))}
+        for reason, counts in sorted(reasons.items())
+    }
+
+
+def _worst(found: Sequence[Any]) -> dict[str, dict[str, float]]:
+    worst: dict[str, dict[str, float]] = {}
+    for _, target, outcome in found:
+        for op, ulp in outcome["worst_ulp"].items():
+            by_target = worst.setdefault(op, {})
+            by_target[target] = max(by_target.get(target, 0.0), ulp)
+    return {op: worst[op] for op in sorted(worst)}
+
+
+def _entries(found: Sequence[Any]) -> dict[str, Any]:
+    """Per entry: dtypes, samples, the largest error on each target, and what is refused."""
+    rows: dict[str, Any] = {}
+    for unit, target, outcome in found:
+        row = rows.setdefault(
+            unit.entry, {"dtypes": [], "samples": 0, "worst_ulp": {}, "refused": []}
+        )
+        if unit.dtype not in row["dtypes"]:
+            row["dtypes"].append(unit.dtype)
+        row["samples"] += own_samples(outcome)
+        worst = max(outcome["worst_ulp"].values(), default=0.0)
+        row["worst_ulp"][target] = max(row["worst_ulp"].get(target, 0.0), worst)
+        for reason in outcome["refused"]:
+            text = reason.partition(": ")[2]
+            if own_form(reason) and text not in row["refused"]:
+                row["refused"].append(text)
+    return rows
+
+
+def render_text(summary: dict[str, Any]) -> str:
+    """A screenful."""
+    required, left = summary["required"], summary["required_not_supported"]
+    lines = []
+    for target, totals in summary["by_target"].items():
+        lines.append(
+            f"{target}: {totals['samples']} samples, {totals['kernels']} kernel runs "
+            f"({totals['groups']} of groups), {totals['elements']} elements: "
+            f"{totals['mismatches']} mismatches, {totals['discontinuous']} at a discontinuity"
+        )
+    lines.append(f"required entries: {len(required) - len(left)} of {len(required)} supported")
+    if summary["not_run"]:
+        lines.append(f"not run: {summary['not_run']} outcomes")
+    for title, key in (("", "refused"), ("of further forms ", "refused_forms")):
+        for reason, found in summary[key].items():
+            names = ", ".join(found["entries"])
+            lines.append(f"  {found['samples']} samples {title}refused: {reason} ({names})")
+    near = sorted(
+        ((max(ulps.values()), op) for op, ulps in summary["worst_ulp"].items()), reverse=True
+    )
+    shown = [f"{op} {ulp:g} ULP" for ulp, op in near[:WORST_SHOWN] if ulp]
+    lines.append("largest errors: " + ", ".join(shown))
+    return "\n".join(lines)
+
+
+_PAGE = """\
+# Conformance
+
+What torch's own OpInfo samples (`torch.testing._internal`, torch {torch}) came to in generated
+kernels, on contiguous and non-contiguous tensors, 0-dim and empty ones included. `make conformance`
+runs them; `make conformance ARGS=--write` also writes this page.
+
+The CPU kernel is Numba's. The CUDA kernel is its own NVVM IR, compiled for the CPU and run there:
+against eager on the CPU, which says nothing of eager on a GPU. A mismatch is an element outside the
+budget of its op, which is fixed beforehand; 0 ULP is equal to the bit.
+
+| | samples | kernel runs | elements | mismatches | at a discontinuity |
+|---|---|---|---|---|---|
+{totals}
+
+{entries} entries, {required} of them required: {supported} of the required ones are supported, that
+is every sample of theirs ran in kernels on both targets. Samples are counted once per target.
+
+| entry | dtypes | samples | worst ULP, CPU | worst ULP, CUDA | refused |
+|---|---|---|---|---|---|
+{rows}
+"""
+_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "bool": "bool"}
+
+
+def render_page(summary: dict[str, Any]) -> str:
+    """docs/conformance.md."""
+    import torch
+
+    totals = [
+        f"| {target} | {one['samples']:,} | {one['kernels']:,} | {one['elements']:,} "
+        f"| {one['mismatches']:,} | {one['discontinuous']:,} |"
+        for target, one in summary["by_target"].items()
+    ]
+    rows = [
+        f"| `{name}` | {' '.join(map(_short, row['dtypes']))} | {row['samples']:,} "
+        f"| {_ulp(row, 'cpu')} | {_ulp(row, 'cuda')} | {_escaped('; '.join(row['refused']))} |"
+        for name, row in sorted(summary["entries"].items())
+    ]
+    required, left = summary["required"], summary["required_not_supported"]
+    return _PAGE.format(
+        torch=torch.__version__.partition("+")[0],
+        totals="\n".join(totals),
+        entries=len(summary["entries"]),
+        required=len(required),
+        supported=len(required) - len(left),
+        rows="\n".join(rows),
+    )
+
+
+def _short(dtype: str) -> str:
+    name = dtype.rstrip("0123456789")
+    return _SHORT[name] + dtype[len(name) :]
+
+
+def _ulp(row: dict[str, Any], target: str) -> str:
+    return f"{row['worst_ulp'][target]:g}" if target in row["worst_ulp"] else ""
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
