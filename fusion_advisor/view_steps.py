@@ -3,6 +3,7 @@
 A step is ``(kind, dimension, numbers)``; dimensions count from 0 at the moment of the step:
 
 - ``("slice", d, (start, end, step))`` as in Python, ends clamped, negative ones from the back
+- ``("part", d, (number, parts))`` one of equal parts of a dimension
 - ``("select", d, (index,))`` one index; the dimension goes
 - ``("single", d, ())`` a dimension that must have size 1 goes
 - ``("unsqueeze", d, ())`` a new dimension of size 1
@@ -56,6 +57,14 @@ def follow(steps: Iterable[ViewStep], shape: tuple[int, ...], strides: tuple[int
         elif kind == "select":
             offset += _index(numbers[0], sizes[at], at) * moves[at]
             del sizes[at], moves[at]
+        elif kind == "part":
+            number, parts = numbers
+            if sizes[at] % parts:
+                raise ViewError(
+                    f"its size at dimension {at} is {sizes[at]}, no multiple of {parts}"
+                )
+            sizes[at] //= parts
+            offset += number * sizes[at] * moves[at]
         elif kind == "slice":
             start, count = _span(numbers, sizes[at])
             offset += start * moves[at]

@@ -89,7 +89,7 @@ def group_within_frames(whole: Grouping) -> Grouping:
                 contexts[member] = numbers.setdefault(key, len(numbers))
         elif partition.placement_cut(piece) is None:
             found.append((piece, name))
-        elif not piece.regions:
+        elif not piece.parts:
             found.extend((part, "") for part in partition.pieces(piece.members))
     growth = Growth(index, contexts, sorted({*mixed}))
     for group in growth.groups():
@@ -199,6 +199,9 @@ def _pair_refusal(grouping: Grouping, producer: int, consumer: int) -> Refusal:
             return _pair_refusal(parent, producer, consumer)
         if index.nodes[producer].frame != index.nodes[consumer].frame:
             return "frame", "different Python frames called the two ops; no one line holds both"
+    if consumer in index.halving:
+        name = index.nodes[consumer].op
+        return "view", f"{name} reads two halves of what is made here, so this ends a group"
     growth = grouping.growth
     if growth.contexts[producer] != growth.contexts[consumer]:
         return context_refusal(context(index.nodes[producer]), context(index.nodes[consumer]))

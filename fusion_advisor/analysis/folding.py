@@ -131,7 +131,7 @@ class _Folding:
         working = sorted(
             m for piece in (before, after) for m in piece.members if m not in self.bases
         )
-        if len(working) > MAX_LIVE_VALUES:
+        if len(working) > MAX_LIVE_VALUES or self._halves_inside(working):
             return None
         through = self._through(working)
         if len(through) > MAX_VIEWS:
@@ -156,6 +156,15 @@ class _Folding:
         piece.regions = regions
         piece.shape = regions[0].shape
         return piece
+
+    def _halves_inside(self, working: Collection[int]) -> bool:
+        """Whether a member reads halves of what another makes, or of a view of that."""
+        index, inside = self.index, {*working}
+        return any(
+            made in inside or self.bases.get(made) in inside
+            for member in index.halving.intersection(working)
+            for made in index.sources[member]
+        )
 
     def _through(self, working: Sequence[int]) -> set[int]:
         """The views between the members: each shows a member's result to a member."""

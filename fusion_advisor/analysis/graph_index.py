@@ -57,6 +57,7 @@ class GraphIndex:
     refusals: list[tuple[str, str] | None]  # why a node is not a member: code, message
     joinable: list[Numbers]  # per member: members that make its inputs, latest first
     keeping: frozenset[int]  # views and detaches that only keep a value for backward
+    halving: set[int] = field(default_factory=set)  # members that read halves of an operand
 
     def maker_of(self, value: str) -> int:
         """The position that made a value, or -1."""

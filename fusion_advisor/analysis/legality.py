@@ -124,7 +124,10 @@ def mark_members(index: GraphIndex) -> None:
                 refusal = _lost_for_backward(index, i, node, backward)
         if refusal is None:
             infos[i] = info
-            joinable[i] = _member_producers(index, i)
+            if info is not None and info.halves:  # what makes its operand ends another group
+                index.halving.add(i)
+            else:
+                joinable[i] = _member_producers(index, i)
         else:
             refusals[i] = refusal
 
@@ -162,7 +165,7 @@ class _Calls:
             if info is None or info.recipe is None:
                 known = info, _kind_refusal(node, info)
             else:
-                refused = _form_refusal(self._index, node)
+                refused = _form_refusal(self._index, node, halves=info.halves)
                 if refused is not None and node.kind in _ELEMENTWISE_AT_TIMES:
                     refused = _kind_refusal(node, info)
                 known = info, refused
@@ -176,7 +179,7 @@ class _Calls:
         return info, self._by_arguments[key]
 
 
-def _form_refusal(index: GraphIndex, node: OpNode) -> Refusal | None:
+def _form_refusal(index: GraphIndex, node: OpNode, *, halves: bool) -> Refusal | None:
     """Why no call of a known elementwise op on such tensors can be a member, or None."""
     if not node.outputs:
         return "unsupported-op", f"{node.op} gives no tensor"
@@ -189,7 +192,7 @@ def _form_refusal(index: GraphIndex, node: OpNode) -> Refusal | None:
             return code, f"{node.op}: {text}"
     for value in node.inputs:
         operand = values[value]
-        if not broadcasts_to(operand.shape, output.shape):
+        if not halves and not broadcasts_to(operand.shape, output.shape):
             return "shape", f"{node.op}: {operand.shape} does not broadcast into {output.shape}"
         if operand.device != output.device:
             return "device", f"{node.op} reads a tensor on {operand.device} from {output.device}"

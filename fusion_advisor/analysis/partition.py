@@ -14,6 +14,7 @@ from fusion_advisor.analysis.graph_index import GraphIndex, is_dense, same_layou
 from fusion_advisor.analysis.growth import larger_shape
 from fusion_advisor.analysis.legality import Refusal
 from fusion_advisor.analysis.quick_records import quickly
+from fusion_advisor.ops.regions import Walk
 from fusion_advisor.records import Blocker, FusionCandidate, OperandMap, Region
 
 # A CUDA launch and a Numba signature stay manageable, and every pointer costs two registers.
@@ -63,11 +64,12 @@ class Partition:
             if len(members) < 2:
                 continue
             piece = self.look(members)
-            parts = self._limit_cut(piece) or self._output_cut(piece)
+            parts = self._limit_cut(piece) or self._output_cut(piece) or self._halves_cut(piece)
             if parts is None and self.placed:
                 parts = self.placement_cut(piece)
             if parts is None:
-                done.append(piece)
+                if self.read_halves(piece):
+                    done.append(piece)
             else:
                 work.extend(component for part in parts for component in self._components(part))
         return sorted(done, key=lambda piece: piece.members[0])
@@ -145,6 +147,46 @@ class Partition:
         # The last result itself is at fault: it alone runs after the others.
         last = max(first)
         return [[m for m in piece.members if m != last], [last]]
+
+    def _halves_cut(self, piece: Piece) -> list[list[int]] | None:
+        """Cut off what makes an operand of which a member reads both halves."""
+        index = self.index
+        inside = set(piece.members)
+        first = {
+            made
+            for member in self._halving(piece)
+            for made in index.sources[member]
+            if made in inside
+        }
+        if not first:
+            return None
+        for maker in first:
+            self.cuts[maker] = (
+                "view",
+                "its result is read in halves, which end a group",
+            )
+        ancestors = self._ancestors(first, piece.members)
+        return [
+            [m for m in piece.members if m in ancestors],
+            [m for m in piece.members if m not in ancestors],
+        ]
+
+    def _halving(self, piece: Piece) -> list[int]:
+        halving = self.index.halving
+        return [member for member in piece.members if member in halving] if halving else []
+
+    def read_halves(self, piece: Piece) -> bool:
+        """Give a piece whose members read halves of operands its loop; False if there is none."""
+        if not self._halving(piece):
+            return True
+        index = self.index
+        nodes = [index.nodes[member] for member in piece.members]
+        walk = Walk({value: node for node in nodes for value in node.outputs}, index.values, ())
+        loops = walk.regions(piece.outputs, lambda value: 0)
+        if loops is None or len(loops) != 1:
+            return False
+        piece.regions = tuple([region for region, _ in loops])
+        return len(piece.regions[0].accesses) + len(piece.outputs) <= MAX_OPERANDS
 
     def _same_layout(self, first: int, second: int) -> bool:
         index = self.index

@@ -210,6 +210,13 @@ def _truncated_quotient(args: list[Expression]) -> Expression:
     return Expression(f"({a} // {b}) if ({a} < 0) == ({b} < 0) else {up}", CONDITIONAL)
 
 
+def _doubles(statement: Statement) -> bool:
+    """Whether a statement is times two, of which LLVM makes a sum of its operand with itself."""
+    return statement.opcode == "mul" and any(
+        isinstance(arg, Constant) and abs(arg.value) == 2 for arg in statement.args
+    )
+
+
 class Body:
     """Writes a program's statements as lines, nesting what is used once within one op."""
 
@@ -286,7 +293,7 @@ class Body:
     def _feeds_sum(self, name: str) -> bool:
         """Whether an addition reads this product, directly or through a sign or no-op cast."""
         for consumer in self.consumers.get(name, ()):
-            if consumer.opcode in ("add", "sub"):
+            if consumer.opcode in ("add", "sub") or _doubles(consumer):
                 return True
             if consumer.opcode in _PASSING and self._feeds_sum(consumer.name):
                 return True

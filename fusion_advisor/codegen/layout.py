@@ -91,7 +91,7 @@ def _cut_dimensions(steps: tuple[ViewStep, ...], rank: int) -> frozenset[int]:
             cut.insert(at, False)
         elif kind in ("single", "select"):
             del cut[at]
-        elif kind == "slice":
+        elif kind in ("slice", "part"):
             cut[at] = True
         elif kind == "split":
             cut[at : at + 1] = [cut[at]] * (len(numbers) + 1)

@@ -19,7 +19,7 @@ from fusion_advisor.records import (
 )
 
 _CONSTANT_TYPES = {"bool": bool, "float": float, "int": int}
-_STEPS = frozenset({"slice", "select", "single", "unsqueeze", "permute", "split"})
+_STEPS = frozenset({"slice", "part", "select", "single", "unsqueeze", "permute", "split"})
 
 
 def _fail(program: FusedProgram, problem: str) -> CodegenError:

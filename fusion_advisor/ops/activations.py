@@ -51,6 +51,15 @@ def silu(call: Call) -> Value:
     return call.store(call.emit("div", x, denominator), dtype)
 
 
+@op("glu.default", parameters="self dim", flops=22, budget_ulp=4, halves=True)
+def glu(call: Call) -> Value:
+    """The first half times the sigmoid of the second."""
+    dtype = call.require_float(call.same_dtype("self"))
+    first = call.load("self", dtype)
+    second = call.load("second" if call.has("second") else "self", dtype)
+    return call.store(call.emit("mul", first, sigmoid_of(call, second, dtype)), dtype)
+
+
 def gelu_inner(call: Call, x: Value, dtype: str) -> Value:
     """sqrt(2/pi) * (x + 0.044715 x³), its sum one fused multiply-add as in eager."""
     cube = call.emit("mul", call.emit("mul", x, x), x)

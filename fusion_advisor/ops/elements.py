@@ -76,6 +76,12 @@ def _box(shape: tuple[int, ...], steps: tuple[ViewStep, ...]) -> Box:
         elif kind == "select":
             own, indices = parts.pop(at)
             gone.append((own, [list(indices)[numbers[0]]]))
+        elif kind == "part":
+            own, indices = parts[at]
+            count = len(indices) // numbers[1]
+            within = slice(numbers[0] * count, (numbers[0] + 1) * count)
+            kept = indices[within] if isinstance(indices, range) else list(indices)[within]
+            parts[at] = (own, kept)
         elif kind == "slice":
             own, indices = parts[at]
             within = slice(*numbers)

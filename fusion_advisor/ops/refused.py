@@ -48,6 +48,7 @@ _NAMES = {
         quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel dequantize
     """,
     _CHECKED: "binary_cross_entropy binary_cross_entropy_backward",
+    "writes each half of its result by a formula of its own": "glu_backward",
     _SHIFT: """
         __lshift__ __rshift__ bitwise_left_shift bitwise_right_shift
     """,

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from fusion_advisor.ops.table import lookup
 from fusion_advisor.ops.views import view_steps
 from fusion_advisor.records import (
     Access,
@@ -28,6 +29,7 @@ from fusion_advisor.view_steps import ViewError, ViewStep, follow
 
 MAX_INSTANCES = 256  # of all ops in one region: a stencil of stencils grows without bound
 
+_HALVES = ("#0", "#1")  # behind the name of an op's result: a half of what it reads
 Path = tuple[str, ...]  # results of views, the one nearest the value first
 Instance = tuple[str, Path]  # a value, and the views through which a region reads it
 
@@ -84,14 +86,19 @@ class Walk:
                 continue
             if node.id in self.views:
                 path = (self._shown(value), *path)
-            for source in node.inputs:
-                one = (source, path)
+            for one in self.needs(node, path):
                 if one not in found:
                     found[one] = None
                     waiting.append(one)
             if len(found) > MAX_INSTANCES:
                 return None
         return list(found)
+
+    def needs(self, node: OpNode, path: Path) -> list[Instance]:
+        """What an op reads, through which views: the halves of its operand are views of it."""
+        if takes_halves(node):
+            return [(node.inputs[0], (f"{node.outputs[0]}{half}", *path)) for half in _HALVES]
+        return [(source, path) for source in node.inputs]
 
     def calls(self, instances: Iterable[Instance]) -> list[tuple[OpNode, Path]]:
         """The ops that make these values, each once for every place, in recorded order."""
@@ -111,9 +118,13 @@ class Walk:
         steps: list[ViewStep] = []
         shape = spec.shape
         for result in path if shape else ():  # one number is the same at all places
-            node = self.makers[result]
+            name, half = half_of(result)
+            node = self.makers[name]
             source = self.specs[node.inputs[0]].shape
-            own = view_steps(node, source, self.specs[result].shape, shape)
+            if half is not None:
+                own: list[ViewStep] | None = [("part", halved_dimension(node, source), (half, 2))]
+            else:
+                own = view_steps(node, source, self.specs[name].shape, shape)
             if own is None:
                 raise ViewError(f"{node.op} does not fold")
             steps += own
@@ -137,8 +148,9 @@ class Walk:
             dims = broadcast_dims(shape, space)
             if dims is None:
                 return None
+            views = tuple([half_of(result)[0] for result in path])
             found.setdefault(
-                (value, steps), Access(value=value, views=path, steps=steps, dims=dims)
+                (value, steps), Access(value=value, views=views, steps=steps, dims=dims)
             )
         return tuple(found.values())
 
@@ -155,6 +167,25 @@ class Walk:
             known = self._first.setdefault((node.op, source, *rest), value)
             self._same[value] = known
         return known
+
+
+def takes_halves(node: OpNode) -> bool:
+    """Whether an element of an op's result needs one of either half of its operand."""
+    info = lookup(node.op)
+    return info is not None and info.halves
+
+
+def half_of(result: str) -> tuple[str, int | None]:
+    """A view of a path: its result, or that of the op that reads a half, and which half."""
+    name, _, half = result.partition(_HALVES[0][0])
+    return name, int(half) if half else None
+
+
+def halved_dimension(node: OpNode, source: tuple[int, ...]) -> int:
+    """The dimension whose halves an op reads."""
+    given = [item for item in (*node.args[1:], *(item for _, item in node.kwargs))
+             if type(item) is int]  # fmt: skip
+    return (given[0] if given else -1) % len(source)
 
 
 def broadcast_dims(shape: tuple[int, ...], space: tuple[int, ...]) -> tuple[int | None, ...] | None:
@@ -252,6 +283,16 @@ def _repeated(name: str, path: Path) -> str:
 def _instance_node(walk: Walk, node: OpNode, path: Path, named: Mapping[Instance, str]) -> OpNode:
     is_view = node.id in walk.views
     below = (walk._shown(node.outputs[0]), *path) if is_view else path
+    if takes_halves(node):
+        first, second = [named[one] for one in walk.needs(node, path)]
+        return replace(
+            node,
+            id=_repeated(node.id, path),
+            args=(ValueRef(value=first),),
+            kwargs=(("second", ValueRef(value=second)),),
+            inputs=(first, second),
+            outputs=tuple([named[value, path] for value in node.outputs]),
+        )
 
     def moved(argument: Argument) -> Argument:
         if isinstance(argument, ValueRef):

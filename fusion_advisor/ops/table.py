@@ -29,7 +29,9 @@ class OpInfo:
     argument.  ``note`` says why a budget is above 4 or not 0 for plain
     arithmetic.  ``parameters`` lists the schema's names, keyword-only ones starred.
     ``promotion`` tells how the output dtype comes about.  Of ``unread`` parameters shape and
-    dtype matter, their elements do not.
+    dtype matter, their elements do not.  With ``halves`` an element of the result needs two of
+    the first operand, from either half of a dimension; a recipe has them as ``self`` and
+    ``second``.
     """
 
     name: str
@@ -45,6 +47,7 @@ class OpInfo:
     parameters: str = "self"
     note: str = ""
     unread: str = ""
+    halves: bool = False
 
 
 _TABLE: dict[str, OpInfo] = {}
@@ -64,6 +67,7 @@ def op(
     promotion: PromotionKind = "default",
     note: str = "",
     unread: str = "",
+    halves: bool = False,
 ) -> Callable[[RecipeT], RecipeT]:
     """Register a recipe for one or more overloads (``add.Tensor``) of the same schema."""
 
@@ -83,6 +87,7 @@ def op(
                 parameters=parameters,
                 note=note,
                 unread=unread,
+                halves=halves,
             )
         return recipe
 

@@ -48,7 +48,8 @@ def write_call(
         if type(argument) is int and not -(2**64) < argument < 2**64:
             raise UnsupportedOpError(f"{node.op} takes a whole number of more than 64 bits")
     builder.node = node.id
-    made_of = info.recipe(bind(node, info.parameters, builder, tensor, runtime_number))
+    parameters = f"{info.parameters} *second" if info.halves else info.parameters
+    made_of = info.recipe(bind(node, parameters, builder, tensor, runtime_number))
     results = made_of if isinstance(made_of, tuple) else (made_of,)
     if len(results) != len(dtypes):
         raise UnsupportedOpError(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fusion_advisor.errors import ValidationError
+from fusion_advisor.ops.regions import halved_dimension, takes_halves
 from fusion_advisor.records import (
     Access,
     FusedProgram,
@@ -146,8 +147,12 @@ def _seen(
     for result in access.views:
         node = makers[result]
         source = node.inputs[0]
-        viewed = aten.call(node, {source: tensor.broadcast_to(values[source].shape)})
-        tensor = aten.bind_outputs(node, viewed)[result]
+        whole = tensor.broadcast_to(values[source].shape)
+        if takes_halves(node):
+            half = next(numbers[0] for kind, _, numbers in access.steps if kind == "part")
+            tensor = whole.chunk(2, halved_dimension(node, tuple(whole.shape)))[half]
+        else:
+            tensor = aten.bind_outputs(node, aten.call(node, {source: whole}))[result]
     return tensor.broadcast_to(shape)
 
 

@@ -90,7 +90,9 @@ def checks_of(call: SampleCall) -> list[Check]:
 def _single(index: GraphIndex, position: int) -> FusionCandidate:
     """One op as a candidate of its own."""
     node = index.nodes[position]
-    piece = Partition(index).look([position])
+    partition = Partition(index)
+    piece = partition.look([position])
+    partition.read_halves(piece)
     if not all(is_dense(index.values[value]) for value in piece.outputs):
         raise Refused(f"layout: {node.op}: its result does not fill one stretch of memory")
     return make_candidate(index, piece, node.id, ())

@@ -46,7 +46,6 @@ REFUSED = {
     "pow": "no recipe for dtype int64",
     "__rpow__": "no recipe for dtype int64",
     "ldexp": ("its exponent is no integer", "no recipe for dtype int64"),
-    "nn.functional.glu": "not known to be elementwise",
 }
 
 

@@ -223,6 +223,14 @@ def test_a_sum_of_products_is_not_contracted_on_cuda():
     assert fused_multiply_adds(compile_cuda(changed)) > 0
 
 
+@pytest.mark.parametrize("factor", [2.0, -2.0])
+def test_twice_a_product_is_not_contracted_on_cuda(factor):
+    # LLVM makes a sum of it, product + product, and takes one of the two into the addition.
+    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+    chain = cases.Chain(lambda x, y: x * y * factor, randn(8), randn(8))
+    assert fused_multiply_adds(compile_cuda(chain.kernel)) == 0
+
+
 def test_foreign_text_cannot_leave_a_comment_or_become_code():
     chain = make_chain("gated")
     hostile = "x\nimport os\r\u2028'''#\x00"

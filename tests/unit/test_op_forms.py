@@ -253,3 +253,78 @@ def test_a_number_of_where_that_the_text_computes_is_left_to_the_text():
     fix = plan_text(recording.graph, candidate, checked(recording, candidate), text)
     assert [blocker.code for blocker in fix.blockers] == ["number-not-literal"]
     assert not fix.edits
+
+
+# -- two halves of one operand -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_glu_reads_two_halves(dim, dtype):
+    torch.manual_seed(5)
+    x = torch.randn(4, 6, 34).to(dtype)
+    recording, candidate, kernel = one_group(lambda x: F.glu(x, dim) * 2 + 1, x)
+    assert len(candidate.nodes) == 3
+    # glu reads all and writes a half, the others read and write one; fused: all and a half.
+    size = x.numel() * x.element_size()
+    assert traffic(recording.graph, [candidate]) == (3.5 * size, 1.5 * size)
+    fused = load(kernel)[kernel.entry]
+    other = torch.randn(6, 2, 10).to(dtype)
+    assert not fused.why_not(other)
+    if dtype != torch.float64:
+        torch.testing.assert_close(fused(other), F.glu(other, dim) * 2 + 1)
+
+
+def test_glu_goes_on_behind_a_view_and_over_a_broadcast_operand():
+    x = torch.randn(4, 5, 12)
+    assert len(one_group(lambda x: (F.glu(x) * 2).transpose(0, 1) + 1, x)[1].nodes) == 4
+    bias = torch.randn(6)
+    assert len(one_group(lambda x, b: F.glu(x) * b, x.transpose(0, 1), bias)[1].nodes) == 2
+    wide = torch.randn(1, 12).expand(5, 12)
+    assert len(one_group(lambda x, b: F.glu(x) * b, wide, bias)[1].nodes) == 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.glu(x * 2) + 1.0,
+        lambda x: (x * 2) * F.glu(x * 2),
+        lambda x: F.glu((x * 2).t(), 0).t() + 1.0,
+        lambda x: (lambda p: p * F.glu(p))(x * 2),
+    ],
+    ids=["before", "beside", "through a view", "of one group"],
+)
+def test_what_makes_the_operand_of_glu_is_a_group_apart(function):
+    recording = recorded(function, torch.randn(7, 2))
+    (glu,) = (node.id for node in recording.graph.nodes if node.op == "aten.glu.default")
+    for candidate in find_candidates(recording.graph):
+        checked(recording, candidate)
+        if glu in candidate.nodes:
+            made = {v for n in recording.graph.nodes if n.id in candidate.nodes for v in n.outputs}
+            halved = next(n.inputs[0] for n in recording.graph.nodes if n.id == glu)
+            assert halved not in made
+    blockers = why_not(recording.graph, find_candidates(recording.graph))
+    assert any("halves" in one.message or one.code == "view" for one in blockers)
+
+
+def test_a_glu_validates_on_both_targets():
+    from fusion_advisor.recorder import replay
+    from fusion_advisor.validation import validate
+
+    recording = recorded(lambda x: F.glu(x) * 2, torch.randn(3, 5, 18))
+    graph = recording.graph
+    (candidate,) = find_candidates(graph)
+    names = tuple(operand.value for operand in candidate.inputs)
+    part = (graph, candidate.computed, names, candidate.outputs)
+    result = validate(
+        generate_kernel(graph, candidate),
+        graph,
+        candidate,
+        reference=replay.subgraph(*part),
+        reference64=replay.subgraph(*part, high_precision=True),
+        captured=replay.materialize(graph, recording.store, names),
+        ceilings=None,
+        measure=False,
+    )
+    assert result.status == "passed", result.rungs
+    assert result.mismatches == 0
