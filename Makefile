@@ -25,7 +25,9 @@ demo: $(VENV)/.ready ## Profile, fuse, validate and undo on a GPT-2; writes buil
 test: $(VENV)/.ready-test ## Run the tests (ARGS="-k words" passes options to pytest)
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
 
-# ARGS="--dtypes float32,int64 --most-samples 2" runs a part, ARGS="--target cuda" the other target.
+# What has not changed since the last run is not run again.  ARGS="--dtypes float32,int64" or
+# "--entries add,lerp" runs a part, "--target cuda" one target, "--fresh" everything; "--write" also
+# writes docs/conformance.md, and "--validate" puts some of the kernels through the validator.
 conformance: $(VENV)/.ready-test ## Run torch's OpInfo samples through kernels; writes build/conformance.json
 	@$(BIN)/python tests/conformance/run_opinfo.py $(ARGS)
 

@@ -54,6 +54,7 @@ def summarize(
         "refused": _refused(found, own=True),
         "refused_forms": _refused(found, own=False),
         "worst_ulp": _worst(found),
+        "nan_differs": sorted({op for _, _, outcome in found for op in outcome["nan_differs"]}),
         "faults": {
             f"{target} {unit.entry} {unit.dtype}": outcome["faults"][:SHOWN_FAULTS]
             for unit, target, outcome in found

@@ -5,6 +5,7 @@ Kernels whose code is the same are compiled once per process, whatever shapes th
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -51,6 +52,7 @@ class Tally:
     discontinuous: int = 0
     refused: Counter[str] = field(default_factory=Counter)  # calls, by form and reason
     worst_ulp: dict[str, float] = field(default_factory=dict)  # by op
+    nan_differs: list[str] = field(default_factory=list)  # ops: eager's own loops differ in it
     faults: list[str] = field(default_factory=list)
 
     def fault(self, text: str, elements: int = 1) -> None:
@@ -86,8 +88,7 @@ def judge(check: Check, actual: Results, tally: Tally) -> None:
         comparison = compare(result, allowed)
         tally.elements += comparison.elements
         tally.discontinuous += comparison.ambiguous
-        worst = max(tally.worst_ulp.get(check.what, 0.0), comparison.worst_ulp)
-        tally.worst_ulp[check.what] = worst
+        _note_worst(check.what, comparison.worst_ulp, tally)
         if comparison.mismatches:
             tally.fault(f"{check.label}: {comparison.first}", comparison.mismatches)
         elif not same_layout(result, *layout):
@@ -95,6 +96,13 @@ def judge(check: Check, actual: Results, tally: Tally) -> None:
                 f"{check.label}: laid out as {tuple(result.shape)} {result.stride()}, "
                 f"eager as {layout[0]} {layout[1]}"
             )
+
+
+def _note_worst(what: str, ulp: float, tally: Tally) -> None:
+    if math.isfinite(ulp):
+        tally.worst_ulp[what] = max(tally.worst_ulp.get(what, 0.0), ulp)
+    elif what not in tally.nan_differs:
+        tally.nan_differs.append(what)  # a number of ULP from a NaN is none
 
 
 class CpuTarget:
@@ -178,11 +186,11 @@ class CudaTarget:
         key = code_of(check, "cuda.jit")
         if key not in self._kernels:
             compiled = compile_cuda(check.kernel, ARCHITECTURE)
-            stray = contractions.cuda_contractions(compiled).stray
-            if stray:
-                tally.fault(f"{check.label}: a product is added without its rounding: {stray[0]}")
+            contracted = contractions.cuda_contractions(compiled).problem
+            if contracted:
+                tally.fault(f"{check.label}: {contracted}")
             host = translate(compiled.modules, compiled.name, compiled.architecture)
-            self._kernels[key] = NativeKernel(host)
+            self._kernels[key] = NativeKernel(host, effort=1)
         return self._kernels[key]
 
 

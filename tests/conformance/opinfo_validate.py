@@ -28,11 +28,17 @@ _LOOKED_AT = 12  # calls of a unit, of which the kernel of most elements is take
 
 @dataclass(frozen=True)
 class _Request:
+    """Units for one process; ``passed`` are kernels, by hash, that need not be validated again."""
+
     units: tuple[Unit, ...]
+    passed: frozenset[str]
 
 
-def run(entries: Sequence[str], dtypes: Sequence[str]) -> int:
-    """Validate a kernel of each entry and dtype; 1 where one is rejected."""
+def run(entries: Sequence[str], dtypes: Sequence[str], *, fresh: bool) -> int:
+    """Validate a kernel of each entry and dtype; 1 where one is rejected.
+
+    Kernels that passed before are not validated again, unless ``fresh``.
+    """
     supported = opinfo.find_entries()
     units = [
         Unit(entry, dtype)
@@ -41,7 +47,9 @@ def run(entries: Sequence[str], dtypes: Sequence[str]) -> int:
         if getattr(torch, dtype) in supported[entry].supported_dtypes("cpu")
     ]
     started = time.monotonic()
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {} if fresh else _kept()
+    passed = frozenset(one["hash"] for one in found.values() if one["status"] == "passed")
+    found = {} if fresh else {name: one for name, one in found.items() if one["hash"] in passed}
 
     def receive(message: Any) -> None:
         if not isinstance(message, str):
@@ -49,13 +57,13 @@ def run(entries: Sequence[str], dtypes: Sequence[str]) -> int:
             found[f"{unit.entry} {unit.dtype}"] = outcome
             if outcome["status"] == "failed":
                 print(f"\rrejected: {unit.entry} {unit.dtype}: {outcome['detail']}")
-            print(f"\r{len(found)} of {len(units)} kernels\033[K", end="", flush=True)
+            print(f"\r{len(found)} kernels\033[K", end="", flush=True)
             _write(found, time.monotonic() - started)
 
     for at in range(0, len(units), BATCH):
         workers.run_isolated(
             "opinfo_validate:validate_some",
-            _Request(tuple(units[at : at + BATCH])),
+            _Request(tuple(units[at : at + BATCH]), passed),
             timeout_s=TIMEOUT_S,
             on_progress=receive,
         )
@@ -63,6 +71,14 @@ def run(entries: Sequence[str], dtypes: Sequence[str]) -> int:
     passed = sum(outcome["status"] == "passed" for outcome in found.values())
     print(f"\n{passed} kernels passed, {len(rejected)} rejected: {', '.join(rejected) or 'none'}")
     return 1 if rejected else 0
+
+
+def _kept() -> dict[str, Any]:
+    try:
+        kept: dict[str, Any] = json.loads(OUTPUT.read_text(encoding="utf-8"))["kernels"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return kept
 
 
 def _write(found: dict[str, Any], seconds: float) -> None:
@@ -85,12 +101,14 @@ def validate_some(request: _Request) -> None:
     for unit in request.units:
         check = _representative(entries[unit.entry], getattr(torch, unit.dtype))
         if check is None:
-            outcome = {"status": "no kernel", "detail": ""}
+            outcome = {"status": "no kernel", "detail": "", "hash": ""}
+        elif check.kernel.hash in request.passed:
+            outcome = {"status": "passed", "detail": "", "hash": check.kernel.hash}
         else:
             result = validate_check(check)
             worst = next((rung for rung in result.rungs if rung.status == "failed"), None)
             detail = "" if worst is None else f"{check.label}: {worst.name}: {worst.detail}"
-            outcome = {"status": result.status, "detail": detail}
+            outcome = {"status": result.status, "detail": detail, "hash": check.kernel.hash}
         workers.report_progress((unit, outcome))
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "conformance"
-BATCH = 40  # units per process: a kernel compiled once serves them all, and memory stays bounded
+BATCH = 60  # units per process: a kernel compiled once serves them all, and memory stays bounded
 BATCH_TIMEOUT_S = 3600.0
 SHOWN_FAULTS = 2  # of each outcome, on the screen
 
@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = [str(dtype).removeprefix("torch.") for dtype in opinfo.DTYPES]
     dtypes = options.dtypes.split(",") if options.dtypes else known
     if options.validate:
-        return opinfo_validate.run(entries, options.dtypes.split(",") if options.dtypes else ())
+        wanted = options.dtypes.split(",") if options.dtypes else ()
+        return opinfo_validate.run(entries, wanted, fresh=options.fresh)
     targets = tuple(options.target or TARGETS)
     supported = opinfo.find_entries()
     units = [

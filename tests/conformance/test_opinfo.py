@@ -197,6 +197,15 @@ def test_a_result_that_is_one_ulp_off_is_a_mismatch():
     assert wrong.worst_ulp == {"aten.mul.Tensor": 1.0}
 
 
+def test_a_nan_that_only_one_has_is_no_number_of_ulp():
+    (check,) = checks_of(first_call("mul", torch.float32))
+    eager, tally = check.allowed[0].eager.clone(), Tally()
+    eager.view(-1)[0] = float("nan")
+    judge(check, (eager,), tally)
+    assert (tally.mismatches, tally.nan_differs) == (1, ["aten.mul.Tensor"])
+    json.dumps(tally.as_json(), allow_nan=False)
+
+
 def test_a_right_result_at_other_places_in_memory_is_a_fault():
     check = checks_of(first_call("abs", torch.float32, "permuted"))[0]
     eager = check.allowed[0].eager
