@@ -7,7 +7,7 @@ import importlib
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fusion_advisor import kernels
 from fusion_advisor.applying import WHERE, Applied, Applier
@@ -125,21 +125,35 @@ class Advice:
 
     # -- generating and proving ------------------------------------------------------------
 
-    def fuse(self, finding_id: str, target: str | None = None) -> KernelSource:
-        """Generate the fused kernel of a finding; its ``text`` is a complete module."""
+    def fuse(
+        self,
+        finding_id: str,
+        target: str | None = None,
+        *,
+        match: Literal["eager", "fast"] | None = None,
+    ) -> KernelSource:
+        """Generate the fused kernel of a finding; its ``text`` is a complete module.
+
+        ``match="eager"`` (the default) rounds wherever eager does; ``"fast"`` keeps 16-bit
+        intermediates in float32 and contracts products with sums, but for down-casts that the code
+        asks for.  The choice stays with the finding: ``validate`` and ``apply`` take the kernel
+        made last.
+        """
         finding = self.finding(finding_id)
         reason = advice_only(finding)
         if reason:
             raise UsageError(f"{reason}: {finding.message}")
         targets = self._targets if target is None else _parse_target(target)
         known = dict(self.report.kernels).get(finding.id)
-        if known is not None and target is None:
+        match = _parse_match(match) or (known.program.match if known is not None else "eager")
+        if known is not None and target is None and known.program.match == match:
             return known
         kernel = kernels.generate_kernel(
             self.report.capture.graph,
             finding.occurrences[0],
             source=source_text(finding.span),
             targets=targets,
+            match=match,
         )
         self._keep(lambda now: {"kernels": _with(now.kernels, finding.id, kernel)})
         return kernel
@@ -212,6 +226,7 @@ class Advice:
         finding_id: str | Iterable[str] | None = None,
         *,
         where: str | None = None,
+        match: Literal["eager", "fast"] | None = None,
         measure: bool = True,
         progress: Progress | None = None,
     ) -> list[AppliedFix]:
@@ -225,7 +240,8 @@ class Advice:
         holds the chain), ``"module"`` (only the recorded model's own modules), or ``"file"``
         (edit your own source file).  A finding that no kernel can be made of is left out, with the
         reason.  ``measure=False`` leaves out timing each kernel by itself; the whole call is timed
-        either way.  ``progress`` is told instead of the advice's own listener.
+        either way.  ``match`` as for :meth:`fuse`.  ``progress`` is told instead of the advice's
+        own listener.
         """
         say = progress or self._say
         self._open_recording()  # a closed advice has nothing to validate against
@@ -236,7 +252,7 @@ class Advice:
         pieces, left_out = [], {}
         for position, finding in enumerate(chosen.values()):
             say(f"validating {finding.id}", position / len(chosen))
-            reason = self._no_kernel(finding)
+            reason = self._no_kernel(finding, match)
             if reason:
                 left_out[finding.id] = _left_out(finding, where, reason)
             else:
@@ -356,12 +372,12 @@ class Advice:
             self._applier.rerun = None
             self._notify()
 
-    def _no_kernel(self, finding: Finding) -> str:
+    def _no_kernel(self, finding: Finding, match: Literal["eager", "fast"] | None = None) -> str:
         """Why no kernel can be made of a finding, or an empty string once there is one."""
         reason = advice_only(finding)
         if not reason:
             try:
-                self.fuse(finding.id)
+                self.fuse(finding.id, match=match)
             except (UnsupportedOpError, CodegenError) as error:
                 reason = str(error)
         return reason
@@ -401,6 +417,12 @@ class Advice:
     def _say(self, stage: str, fraction: float) -> None:
         if self._progress is not None:
             self._progress(stage, fraction)
+
+
+def _parse_match(match: str | None) -> Literal["eager", "fast"] | None:
+    if match not in (None, "eager", "fast"):
+        raise UsageError(f"match must be eager or fast, not {match!r}")
+    return match  # type: ignore[return-value]  # checked above
 
 
 def _parse_target(target: str) -> tuple[Target, ...]:

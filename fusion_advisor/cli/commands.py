@@ -129,6 +129,8 @@ def build_parser() -> argparse.ArgumentParser:
     kernel.add_argument("file", help="a report saved as .json")
     kernel.add_argument("finding", help="for example F1")
     kernel.add_argument("--target", choices=("cpu", "cuda", "both"), default="both")
+    kernel.add_argument("--match", choices=("eager", "fast"), default="eager",
+                        help="round as eager does, or less often")  # fmt: skip
     kernel.add_argument("-o", "--output", help="write here instead of to standard output")
 
     rule = _command(commands, "explain", _explain, "explain a rule")
@@ -332,10 +334,13 @@ def _kernel(parsed: argparse.Namespace) -> int:
             f"the kernel of {finding.id} in {parsed.file} was changed: its text does not have the "
             "recorded SHA-256; profile again and save the report anew"
         )
-    if stored is not None and _has_targets(stored, targets):
+    wanted = stored is not None and stored.program.match == parsed.match
+    if stored is not None and wanted and _has_targets(stored, targets):
         kernel = stored
     else:
-        kernel = generate_kernel(report.capture.graph, finding.occurrences[0], targets=targets)
+        kernel = generate_kernel(
+            report.capture.graph, finding.occurrences[0], targets=targets, match=parsed.match
+        )
     if parsed.output is None:
         print(kernel.text.rstrip("\n"))
     else:

@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Literal
 
 from fusion_advisor import ops
+from fusion_advisor.codegen.fast import fewer_roundings
 from fusion_advisor.codegen.layout import SpaceLayout, plan_space
 from fusion_advisor.codegen.naming import Namer, identifier, name_operands, op_base
 from fusion_advisor.codegen.program import check_program, live_statements
 from fusion_advisor.errors import UnsupportedOpError
+from fusion_advisor.ops.dtypes import explicit_rounding
 from fusion_advisor.ops.regions import original, unrolled
 from fusion_advisor.ops.scalars import Value
 from fusion_advisor.records import (
@@ -29,8 +31,6 @@ from fusion_advisor.records import (
 )
 from fusion_advisor.view_steps import ViewError, ViewStep
 
-_HALVES = ("bfloat16", "float16")
-
 
 class _Lowering:
     """The names and values of one lowering."""
@@ -47,6 +47,7 @@ class _Lowering:
         self.candidate = candidate
         self.nodes = [node for node in graph.nodes if node.id in members]
         self.specs: dict[str, TensorSpec] = {spec.id: spec for spec in graph.values}
+        self.dtypes = {spec.id: spec.dtype for spec in graph.values}
         self.namer = namer
         self.space: SpaceLayout = plan_space(candidate, self.specs, steps)
         self.inputs = self._tensor_inputs(graph)
@@ -155,7 +156,7 @@ def lower(
 
     ``runtime_scalars`` are (node id, flat argument position) of Python numbers that
     become run-time arguments; all others become constants.  With ``match="fast"``
-    16-bit intermediates stay in float32.
+    16-bit intermediates stay in float32, and products are added without a rounding of their own.
 
     Raises:
         UnsupportedOpError: an op, dtype or layout that no kernel is generated for.
@@ -189,8 +190,6 @@ def _lower_one(
     for node in state.nodes:
         state.lower_node(node)
     statements = state.builder.statements
-    if match == "fast":
-        statements = _without_half_rounding(statements)
     outputs = []
     for value in candidate.outputs:
         if value not in state.values:
@@ -200,6 +199,11 @@ def _lower_one(
             result = state.builder.emit("cast", result, dtype=result.dtype)
         dtype = state.specs[value].dtype
         outputs.append(ProgramOutput(name=names[value], result=result, dtype=dtype, value=value))
+    if match == "fast":
+        kept = {node.id for node in state.nodes if explicit_rounding(node, state.dtypes)}
+        read = {one.name: one.dtype for one in (*state.inputs, *state.scalars.values())}
+        written = [output.result for output in outputs]
+        statements = fewer_roundings(statements, written, read, kept)
     live = live_statements(statements, (output.result for output in outputs))
     inputs = _inputs_needed(state, live, outputs)
     for output in outputs:
@@ -317,25 +321,6 @@ def _inputs_needed(
                 f"argument {position} of {node} does not reach a result: it is no run-time number"
             )
     return (*state.inputs, *state.scalars.values())
-
-
-def _without_half_rounding(statements: list[Statement]) -> list[Statement]:
-    """Let float32 values pass by a rounding to 16 bits that is widened again."""
-    rounded: dict[str, str] = {}
-    alias: dict[str, str] = {}
-    result = []
-    for statement in statements:
-        args = tuple(alias.get(a, a) if isinstance(a, str) else a for a in statement.args)
-        statement = replace(statement, args=args)
-        source = args[0] if args and isinstance(args[0], str) else None
-        if statement.opcode == "cast" and source is not None:
-            if statement.dtype in _HALVES:
-                rounded[statement.name] = source
-            elif statement.dtype == "float32" and source in rounded:
-                alias[statement.name] = rounded[source]
-                continue
-        result.append(statement)
-    return result
 
 
 def _readable(

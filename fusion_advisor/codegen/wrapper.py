@@ -180,10 +180,11 @@ def _header(program: FusedProgram, nodes: list[OpNode], specs: Mapping[str, Tens
     # Views between the ops are no ops of the kernel: they only change how it indexes.
     computing = [node for node in nodes if ops.lookup(node.op) is not None]
     names = [op_base(node.op).strip("_") for node in computing]
+    fast = ' (match="fast": fewer roundings than eager)' if program.match == "fast" else ""
     tensors = [p for p in program.inputs if p.kind == "tensor"]
     read = sum(_read_bytes(program, specs[one.value]) for one in program.given)
     written = sum(_bytes(specs[output.value]) for output in program.outputs)
-    lines = [f"# {program.name}: {len(names)} ops in one kernel: {', '.join(names)}"]
+    lines = [f"# {program.name}: {len(names)} ops in one kernel: {', '.join(names)}{fast}"]
     where = _provenance(nodes)
     if where:
         lines.append(f"# recorded in {where}")

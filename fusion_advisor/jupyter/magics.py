@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from IPython.core.magic import (
     Magics,
@@ -329,6 +329,7 @@ class FuseMagics(Magics):
         Options::
 
           --target T        kernels to generate: cpu, cuda or both
+          --match M         eager (default: round as eager does) or fast (round less often)
           --no-validate     do not run the kernel, only generate it
         """
         with one_line_errors():
@@ -340,7 +341,9 @@ class FuseMagics(Magics):
                 if _has_kernel(advice.report, finding_id):
                     with self._following():
                         target = options.get("target")
-                        advice.fuse(finding_id, str(target) if target else None)
+                        advice.fuse(
+                            finding_id, str(target) if target else None, match=_match(options)
+                        )
                         if not options.get("no_validate"):
                             advice.validate(finding_id)
                 data = {"text/plain": render_finding(advice.report, finding_id)}
@@ -366,6 +369,7 @@ class FuseMagics(Magics):
 
           --all             every finding
           --where PLACE     function (default), module, or file (edit your own source file)
+          --match M         eager (default: round as eager does) or fast (round less often)
           --cell            do not change anything live: show the edited cell as a diff and
                             propose it as the next input
         """
@@ -383,12 +387,15 @@ class FuseMagics(Magics):
                 chosen = self._chosen(words, magic="%fuse_apply", needed=True)
             if options.get("cell"):
                 for advice, finding_id in chosen:
+                    advice.fuse(finding_id, match=_match(options))
                     self._propose_cell(advice, finding_id)
                 return
             for advice, ids in _by_advice(chosen):
                 where = str(options["where"]) if "where" in options else None
                 with self._following():
-                    fixes = advice.apply(ids[0] if len(ids) == 1 else ids, where=where)
+                    fixes = advice.apply(
+                        ids[0] if len(ids) == 1 else ids, where=where, match=_match(options)
+                    )
                 for fix in fixes:
                     print(applied_sentence(fix))
                     for place in fix.places if not fix.undone else ():
@@ -562,6 +569,11 @@ def plain_syntax_errors(shell: Any) -> Iterator[None]:
 def _show_as(error: BaseException, text: str) -> None:
     """Have IPython show one line in place of a traceback."""
     error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]
+
+
+def _match(options: dict[str, object]) -> Literal["eager", "fast"] | None:
+    """The option's value, which its table has checked."""
+    return cast(Literal["eager", "fast"] | None, options.get("match"))
 
 
 def _has_kernel(report: Report, finding_id: str) -> bool:

@@ -40,12 +40,16 @@ PROFILE_OPTIONS = (
 SHOW_OPTIONS = (
     Option(flags=("--target",), name="target", kind="text", choices=("cpu", "cuda", "both"),
            help="which kernels to generate"),
+    Option(flags=("--match",), name="match", kind="text", choices=("eager", "fast"),
+           help="round as eager does, or less often"),
     Option(flags=("--no-validate",), name="no_validate", help="do not run the kernel"),
 )  # fmt: skip
 APPLY_OPTIONS = (
     Option(flags=("--all",), name="all", help="every finding"),
     Option(flags=("--where",), name="where", kind="text", choices=("function", "module", "file"),
            help="what to change"),
+    Option(flags=("--match",), name="match", kind="text", choices=("eager", "fast"),
+           help="round as eager does, or less often"),
     Option(flags=("--cell",), name="cell", help="propose the edited cell as the next input"),
 )  # fmt: skip
 

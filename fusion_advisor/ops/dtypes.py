@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 
 from fusion_advisor.errors import UnsupportedOpError
+from fusion_advisor.records import OpNode
 
 Number = bool | int | float
 
@@ -31,6 +33,24 @@ ITEM_BYTES = {
     "float32": 4,
     "float64": 8,
 }
+
+
+# Ops whose only work is another dtype: the rounding is what the code asked for.
+_CONVERSIONS = frozenset(
+    {"aten._to_copy.default", "aten.copy.default", "prims.convert_element_type.default"}
+)
+
+
+def explicit_rounding(node: OpNode, dtypes: Mapping[str, str]) -> str:
+    """The 16-bit dtype that an op rounds to because the code says so, or "".
+
+    ``dtypes`` are those of the recorded values.
+    """
+    name = node.op.replace("copy_.", "copy.")
+    if name not in _CONVERSIONS or not node.inputs or not node.outputs:
+        return ""
+    made, source = dtypes[node.outputs[0]], dtypes[node.inputs[-1]]
+    return made if made in HALF_DTYPES and made != source else ""
 
 
 def is_float(dtype: str) -> bool:

@@ -89,7 +89,11 @@ def budget(
     ``op_budget`` overrides the op table's budgets, in ULP.
     """
     nodes = aten.needed_nodes(graph, candidate)
-    chain = _Chain(nodes, inputs, op_budget or table_budget)
+    return budgets_of(Chain(nodes, inputs, op_budget or table_budget), candidate)
+
+
+def budgets_of(chain: Chain, candidate: FusionCandidate) -> tuple[OutputBudget, ...]:
+    """What each output of a chain may be, by every way through its jumps."""
     choices: Sequence[tuple[int, ...]] = [()]
     first = chain.carry(())
     jumps = min(len(first.jumps), MAX_AMBIGUOUS_OPS)
@@ -133,7 +137,7 @@ class _Way:
     jumps: tuple[str, ...]
 
 
-class _Chain:
+class Chain:
     """The candidate's nodes with eager's values, ready to carry intervals through."""
 
     def __init__(
@@ -143,9 +147,13 @@ class _Chain:
         op_budget: Callable[[OpNode], float],
     ) -> None:
         self.nodes = nodes
-        self.eager = aten.run(nodes, inputs)
+        self.eager = self._run(inputs)
         self._budgets = {node.id: op_budget(node) for node in nodes}
         self._loops: dict[tuple[str, str], Interval | None] = {}
+
+    def _run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The values that the chain is compared with."""
+        return aten.run(self.nodes, inputs)
 
     def carry(self, sides: tuple[int, ...]) -> _Way:
         """Carry intervals; the n-th jump met takes ``sides[n]`` (0 low, 1 high side).

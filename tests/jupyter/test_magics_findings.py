@@ -68,6 +68,7 @@ def test_unknown_and_missing_findings_are_named(profiled, loaded, capsys):
         ("%fuse_apply", "%fuse_apply needs a finding (F1, F2, F3) or --all"),
         ("%fuse_apply F1 --all", "not both"),
         ("%fuse_apply F1 --where moon", "--where is one of function, module, file"),
+        ("%fuse_apply F1 --match quick", "--match is one of eager, fast"),
         ("%fuse_show 'F1", "No closing quotation"),
         ("%fuse_export", "needs one file name"),
         ("%fuse_export x.docx", "end the name in one of .txt, .html, .md, .json"),
@@ -171,6 +172,8 @@ def test_the_latest_profiles_are_kept_and_those_with_a_kernel_in_place(loaded, a
         ("%fuse_show F", ["F1", "F2", "F3"]),
         ("%fuse_apply F1 f", ["F1", "F2", "F3"]),
         ("%fuse_apply --where m", ["module"]),
+        ("%fuse_apply F1 --match f", ["fast"]),
+        ("%fuse_show F1 --match ", ["eager", "fast"]),
         ("%fuse_undo F2", ["F2"]),
     ],
 )
