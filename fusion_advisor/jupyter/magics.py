@@ -387,7 +387,8 @@ class FuseMagics(Magics):
                 chosen = self._chosen(words, magic="%fuse_apply", needed=True)
             if options.get("cell"):
                 for advice, finding_id in chosen:
-                    advice.fuse(finding_id, match=_match(options))
+                    if "match" in options:
+                        advice.fuse(finding_id, match=_match(options))
                     self._propose_cell(advice, finding_id)
                 return
             for advice, ids in _by_advice(chosen):

@@ -20,15 +20,17 @@ class FakeAdvice:
     def observe(self, observer: Any) -> Any:
         return lambda: None
 
-    def fuse(self, finding: str, target: str | None = None) -> None:
-        self.calls.append(("fuse", finding, target))
+    def fuse(self, finding: str, target: str | None = None, *, match: str | None = None) -> None:
+        self.calls.append(("fuse", finding, target, *([match] if match else [])))
 
     def validate(self, finding: str) -> None:
         self.options["progress"]("validating", 0.5)
         self.calls.append(("validate", finding))
 
-    def apply(self, finding: Any = None, *, where: str | None = None) -> list[Any]:
-        self.calls.append(("apply", finding, where))
+    def apply(
+        self, finding: Any = None, *, where: str | None = None, match: str | None = None
+    ) -> list[Any]:
+        self.calls.append(("apply", finding, where, *([match] if match else [])))
         return list(self.report.applied)
 
     def undo(self, finding: str | None = None) -> list[str]:

@@ -62,6 +62,13 @@ def test_equal_places_taken_out_are_one_line(profiled, advisor, capsys, monkeypa
     assert capsys.readouterr().out == "taken out: one GELU  (× 2)\n"
 
 
+def test_match_reaches_the_kernel(profiled, advisor):
+    profiled.run_cell("%fuse_show f1 --match fast")
+    profiled.run_cell("%fuse_apply F1 --match fast")
+    asked = [call for call in advisor.advices[0].calls if call[0] in ("fuse", "apply")]
+    assert asked == [("fuse", "F1", None, "fast"), ("apply", "F1", None, "fast")]
+
+
 def test_unknown_and_missing_findings_are_named(profiled, loaded, capsys):
     for line, message in (
         ("%fuse_apply F9", "there is no finding 'F9' (there are: F1, F2, F3)"),

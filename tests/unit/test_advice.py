@@ -177,6 +177,20 @@ def test_bad_requests_are_ours(
         advice.export(tmp_path / "folder.html")
 
 
+def test_match_stays_with_the_finding_until_another_is_asked_for(
+    profiled: tuple[Block, torch.Tensor, fa.Advice],
+) -> None:
+    _, _, advice = profiled
+    eager = advice.fuse("F1", match="eager")
+    fast = advice.fuse("F1", match="fast")
+    assert fast.program.match == "fast" and 'match="fast"' in fast.text
+    assert advice.fuse("F1") is fast
+    assert advice.fuse("F1", "cpu").program.match == "fast"
+    assert advice.fuse("F1", match="eager").program == eager.program
+    with pytest.raises(UsageError, match="match must be eager or fast, not 'quick'"):
+        advice.fuse("F1", match="quick")  # type: ignore[arg-type]
+
+
 def test_ids_are_never_reused() -> None:
     _, _, first = _advice(64)
     _, _, second = _advice(64)
