@@ -27,6 +27,9 @@ _REFERENCE = re.compile(r"@\"?([\w.$]+)\"?")
 _ASSEMBLY_CALL = re.compile(
     r"call ([^@\n]*?) asm +(?:sideeffect +)?\"((?:[^\"\\]|\\.)*)\", \"[^\"]*\"\("
 )
+_SHIFT = re.compile(
+    r"= (shl|lshr)(?: (?:nuw|nsw|exact|disjoint))* (i32|i64) (\S+), (%\S+)$", re.M
+)  # by an amount that is not written out
 _RUN = "fusion_advisor_run"
 _C_TYPES: dict[str, Any] = {
     "i1": ctypes.c_int8, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32,
@@ -93,6 +96,7 @@ def _libdevice() -> _Library:
     """Parse libdevice once per process."""
     bitcode = importlib.import_module("numba.cuda.cudadrv.nvvm").LibDevice().get()
     text = _to_host(str(llvm.parse_bitcode(bytes(bitcode))))
+    text = _SHIFT.sub(r"= call \2 @ptx_\1_\2(\2 \3, \2 \4)", text)
     functions = {match.group(1): match.group(0) for match in _DEFINITION.finditer(text)}
     outside = _DEFINITION.sub("", text)
     variables = re.findall(r"^@\"?([\w.$]+)\"? = .*\n", outside, flags=re.M)

@@ -235,7 +235,28 @@ def _assembly() -> dict[str, str]:
     return shims
 
 
+def _clamped_shifts() -> dict[str, str]:
+    """Shifts by any amount, as PTX has them: by the width or more, no bit is left.
+
+    LLVM's own leave that undefined, and x86 takes the amount modulo the width; libdevice counts on
+    PTX's (``pow`` asks so whether an exponent is odd).
+    """
+    shims: dict[str, str] = {}
+    for operation in ("shl", "lshr"):
+        for bits in (32, 64):
+            body = (
+                f"  %c = icmp ult i{bits} %n, {bits}\n"
+                f"  %m = and i{bits} %n, {bits - 1}\n"
+                f"  %s = {operation} i{bits} %a, %m\n"
+                f"  %r = select i1 %c, i{bits} %s, i{bits} 0\n  ret i{bits} %r"
+            )
+            name = f"ptx_{operation}_i{bits}"
+            shims |= _define(f"i{bits}", name, f"i{bits} %a, i{bits} %n", body)
+    return shims
+
+
 SHIMS: dict[str, str] = {
+    **_clamped_shifts(),
     **_registers(),
     **_rounded_to_nearest("f"),
     **_rounded_to_nearest("d"),

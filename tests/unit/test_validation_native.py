@@ -149,3 +149,23 @@ def test_registers_spills_and_contractions_are_read() -> None:
     seen = cuda_contractions(compile_cuda(wrong.kernel, (8, 0)))
     assert len(seen.stray) == 1
     assert seen.in_ptx == seen.inside_maths + 1
+
+
+def test_a_shift_by_more_than_the_width_leaves_nothing_as_on_a_gpu() -> None:
+    # libdevice asks by a shift whether an exponent is odd; a small one shifts by hundreds.
+    from numba import cuda
+    from numba.cuda import libdevice
+
+    def kernel(base: Any, exponent: Any, target: Any, count: Any) -> None:
+        i = cuda.grid(1)
+        if i < count:
+            target[i] = libdevice.pow(base[i], exponent[i])
+
+    native = _native(kernel, "float64", "float64", "float64")
+    exponents = np.array([2.938735877055719e-39, 0.5, 2.0, 3.0, -3.0, -2.0, 1e300])
+    expected = np.array([np.inf, np.inf, np.inf, -np.inf, -0.0, 0.0, np.inf])
+    target = np.full_like(exponents, 7)
+    bases = np.full_like(exponents, -np.inf)
+    native.launch(1, 32, [bases, exponents, target, exponents.size])
+    assert (target == expected).all()
+    assert (np.signbit(target) == np.signbit(expected)).all()
