@@ -126,12 +126,16 @@ class FusedFunction:
                 return self._run_eager(f"not a plain tensor ({type(error).__name__})", args)
             if plan.problem:
                 return self._run_eager(plan.problem, args)
-        if plan.with_gradient:
-            results = autograd.call(
-                lambda inner: self._launch(plan, inner), self.eager, plan.differentiable, args
-            )
-        else:
-            results = self._launch(plan, args)
+        try:
+            if plan.with_gradient:
+                results = autograd.call(
+                    lambda inner: self._launch(plan, inner), self.eager, plan.differentiable, args
+                )
+            else:
+                results = self._launch(plan, args)
+        except launch_cuda.CannotLaunchError as error:
+            self._forced = str(error)  # it would fail again at every call
+            return self._run_eager(self._forced, args)
         self._fused += 1
         return results[0] if self._single else results
 

@@ -7,83 +7,152 @@ recorded run; what may not is refused, with the code that says why.
 
 from __future__ import annotations
 
+import ast
 import copy
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fused_runs import through
 
-from fusion_advisor.analysis import find_candidates, why_not
-from fusion_advisor.errors import UnsupportedOpError
+from fusion_advisor.analysis import find_candidates
 from fusion_advisor.kernels import generate_kernel
-from fusion_advisor.recorder import CaptureOptions, Recording, record
-from fusion_advisor.recorder.substitution import Substitution, run_substituted
-from fusion_advisor.runtime import FusedFunction, load_function
+from fusion_advisor.recorder import CaptureOptions, record
+from fusion_advisor.runtime import load_function
 from fusion_advisor.validation import whole_call
 
 F = torch.nn.functional
 INF, NAN = float("inf"), float("nan")
 
+HERE, FAMILIES = "unit/test_fault_classes.py", "unit/test_fault_families.py"
+EFFECTS, DEVICE = "unit/test_legality_effects.py", "gpu/test_fault_classes_on_device.py"
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a run: its result, its kernels, and why other ops were not fused."""
+# The classes by the numbers of the list they were collected in, and the tests of each.
+SECTIONS = {
+    "in place, views, aliasing": (1, 2, 4, 5, 7, 8, 10, 11),
+    "broadcasting, 0-dim operands": (13, 14),
+    "promotion, numbers, casts": (16, 17, 19, 20, 22, 23),
+    "integer division, powers": (25, 26, 28, 29),
+    "NaN, infinities, signed zeros": (31, 32, 34, 35, 37, 38, 40, 41),
+    "low precision, rounding": (43, 44, 46, 47),
+    "shapes, strides, memory": (49, 50, 52, 53, 55, 56),
+    "gradients, modules, random numbers, autocast": (58, 59, 61, 62, 64, 65, 67),
+    "kernels and their cost": (94, 95, 97, 98, 100, 101),
+}
+TESTS: dict[int, tuple[str, ...]] = {
+    1: (f"{HERE}::test_dtype_view_is_read_before_its_storage_is_overwritten",
+        f"{FAMILIES}::test_a_dtype_view_is_read_before_the_write"),
+    2: (f"{HERE}::test_copy_then_mutating_the_source",),
+    4: (f"{FAMILIES}::test_several_views_of_one_intermediate",),
+    5: (f"{HERE}::test_op_that_returns_its_input_is_not_a_copy",
+        f"{HERE}::test_writing_what_contiguous_may_return",
+        f"{HERE}::test_writing_what_a_cast_may_return",
+        f"{FAMILIES}::test_what_returns_its_input_passes_writes_on"),
+    7: (f"{HERE}::test_expanded_operand_out_of_place",
+        f"{EFFECTS}::test_overlapping_operands_of_a_chain_that_writes_do_as_eager"),
+    8: (f"{HERE}::test_transposed_view_of_the_written_tensor",
+        f"{EFFECTS}::test_overlapping_operands_of_a_chain_that_writes_do_as_eager"),
+    10: (f"{HERE}::test_result_written_in_place_after_the_kernel",
+         f"{EFFECTS}::test_writing_in_place_is_counted_as_eager_counts_it",
+         f"{EFFECTS}::test_gradients_of_written_operands_are_eagers"),
+    11: (f"{EFFECTS}::test_a_leaf_that_requires_a_gradient_is_refused_as_in_eager",),
+    13: (f"{HERE}::test_shape_comes_from_all_operands",
+         f"{FAMILIES}::test_the_shape_comes_from_all_operands"),
+    14: (f"{HERE}::test_zero_dim_tensor_of_a_wider_dtype",
+         f"{FAMILIES}::test_zero_dim_operands_of_other_dtypes",
+         f"{DEVICE}::test_a_zero_dim_tensor_of_the_cpu_is_read_on_the_host"),
+    16: (f"{HERE}::test_promotion_and_rounding",),
+    17: (f"{HERE}::test_promotion_and_rounding",),
+    19: (f"{HERE}::test_promotion_and_rounding",),
+    20: (f"{HERE}::test_promotion_and_rounding",
+         f"{FAMILIES}::test_what_eager_refuses_is_refused_by_the_function_too"),
+    22: (f"{HERE}::test_promotion_and_rounding",
+         f"{FAMILIES}::test_whole_numbers_wrap_and_stay_exact"),
+    23: (f"{HERE}::test_promotion_and_rounding", f"{HERE}::test_integer_powers_are_exact",
+         f"{FAMILIES}::test_whole_numbers_wrap_and_stay_exact"),
+    25: (f"{HERE}::test_signs_of_remainders", f"{FAMILIES}::test_pairs_of_special_values",
+         f"{FAMILIES}::test_signs_of_whole_quotients"),
+    26: (f"{HERE}::test_integer_division_by_a_tensor_stays_eager",
+         f"{HERE}::test_float_remainder_by_zero_is_nan"),
+    28: (f"{HERE}::test_powers_at_zero_and_below",
+         f"{FAMILIES}::test_activations_at_special_values"),
+    29: (f"{HERE}::test_integer_powers_are_exact",
+         f"{FAMILIES}::test_what_eager_refuses_is_refused_by_the_function_too"),
+    31: (f"{HERE}::test_extrema_keep_nan_from_either_side",
+         f"{HERE}::test_special_values_through_activations",
+         f"{FAMILIES}::test_pairs_of_special_values"),
+    32: (f"{FAMILIES}::test_no_kernel_calls_a_builtin_maximum",
+         f"{DEVICE}::test_nan_and_signed_zeros_pass_a_kernel"),
+    34: (f"{HERE}::test_adding_zero_is_not_nothing",
+         f"{FAMILIES}::test_pairs_of_special_values"),
+    35: (f"{HERE}::test_special_values_through_activations",
+         f"{FAMILIES}::test_pairs_of_special_values"),
+    37: (f"{HERE}::test_special_values_through_activations",
+         f"{FAMILIES}::test_activations_at_special_values"),
+    38: (f"{HERE}::test_special_values_through_activations",
+         f"{FAMILIES}::test_activations_at_special_values"),
+    40: (f"{HERE}::test_special_values_through_activations",
+         f"{FAMILIES}::test_activations_at_special_values"),
+    41: (f"{HERE}::test_special_values_through_activations",
+         f"{FAMILIES}::test_kernels_compute_in_their_own_types"),
+    43: (f"{HERE}::test_promotion_and_rounding",
+         f"{FAMILIES}::test_casts_in_the_middle_survive"),
+    44: (f"{HERE}::test_promotion_and_rounding", f"{FAMILIES}::test_pairs_of_special_values"),
+    46: (f"{HERE}::test_promotion_and_rounding",
+         f"{FAMILIES}::test_no_product_is_contracted_into_a_sum"),
+    47: (f"{HERE}::test_promotion_and_rounding",
+         f"{FAMILIES}::test_casts_in_the_middle_survive"),
+    49: ("unit/test_legality_pairs.py::test_the_nearest_legal_program_is_fused",
+         "unit/test_runtime_layouts.py::test_largest_offset_is_the_last_element_of_any_view"),
+    50: (f"{HERE}::test_channels_last_stays_channels_last",
+         f"{FAMILIES}::test_results_lie_as_eagers_do"),
+    52: (f"{HERE}::test_sizes_of_one_with_odd_strides_and_odd_offsets",
+         f"{HERE}::test_one_element_of_any_stride_is_recorded_and_compared",
+         f"{FAMILIES}::test_results_lie_as_eagers_do"),
+    53: (f"{HERE}::test_sizes_of_one_with_odd_strides_and_odd_offsets",
+         f"{FAMILIES}::test_results_lie_as_eagers_do"),
+    55: (f"{FAMILIES}::test_results_given_with_out_are_written",),
+    56: (f"{HERE}::test_lazy_conjugates_are_refused",
+         f"{EFFECTS}::test_lazy_negative_operands_run_eager"),
+    58: (f"{HERE}::test_gradient_through_the_kernel",
+         f"{FAMILIES}::test_gradients_pass_what_eagers_pass"),
+    59: (f"{HERE}::test_intermediate_that_is_returned_is_written",
+         f"{EFFECTS}::test_an_intermediate_that_escapes_is_written_and_that_is_counted",
+         f"{EFFECTS}::test_what_backward_needs_is_made_again_and_that_is_counted"),
+    61: (f"{HERE}::test_dropout_splits_a_chain",
+         f"{DEVICE}::test_dropout_between_kernels_draws_what_eager_draws"),
+    62: (f"{HERE}::test_fusing_consumes_no_random_numbers_and_no_buffers",),
+    64: (f"{FAMILIES}::test_ops_without_torchs_tag_are_known",),
+    65: (f"{HERE}::test_autocast_chain_and_the_same_chain_without",
+         f"{EFFECTS}::test_under_autocast_a_kernel_gives_what_eager_gives_there"),
+    67: ("unit/test_bad_input.py::test_hooks_shared_and_looped_modules",),
+    94: (f"{FAMILIES}::test_small_tensors_are_not_worth_a_kernel",),
+    95: (f"{DEVICE}::test_a_thousand_launches_keep_the_order_of_a_side_stream",
+         "gpu/test_on_device.py::test_a_launch_is_ordered_on_the_callers_stream"),
+    97: ("unit/test_runtime_loading.py::test_source_is_found_by_tracebacks_and_inspect",
+         "unit/test_runtime_compile_cache.py::"
+         "test_another_process_finds_both_twins_and_survives_damage"),
+    98: (f"{FAMILIES}::test_kernels_compute_in_their_own_types",
+         f"{DEVICE}::test_whole_numbers_wrap_and_floats_overflow_in_their_own_types"),
+    100: (f"{FAMILIES}::test_a_driver_older_than_the_toolkit_leaves_the_model_eager",),
+    101: (f"{FAMILIES}::test_small_tensors_are_not_worth_a_kernel",),
+}  # fmt: skip
 
-    result: Any
-    kernels: tuple[FusedFunction, ...]
-    fused_ops: tuple[tuple[str, ...], ...]
-    reasons: frozenset[str]
-    refusals: tuple[str, ...]
 
-    @property
-    def kernel(self) -> FusedFunction:
-        assert len(self.kernels) == 1, self.fused_ops
-        return self.kernels[0]
-
-
-def through(function: Callable[..., Any], *inputs: Any, grad: bool = False) -> Outcome:
-    """Record a call, fuse all that may be fused, and run the recording with the kernels in it."""
-    with torch.set_grad_enabled(grad):
-        recording = record(lambda: function(*inputs), CaptureOptions())
-    graph = recording.graph
-    candidates = find_candidates(graph)
-    kernels, substitutions, refusals, names = [], [], [], []
-    short = {node.id: node.op.removeprefix("aten.").rsplit(".", 1)[0] for node in graph.nodes}
-    for candidate in candidates:
-        try:
-            kernel = generate_kernel(graph, candidate)
-        except UnsupportedOpError as error:
-            refusals.append(str(error))
-            continue
-        fused = load_function(kernel.text, kernel.entry, kernel.hash)
-        values = tuple(one.value for one in kernel.program.given)
-        kernels.append(fused)
-        names.append(tuple(short[node] for node in candidate.nodes))
-        substitutions.append(
-            Substitution(
-                nodes=candidate.nodes, inputs=values, outputs=candidate.outputs, call=fused
-            )
-        )
-    _same_run(recording, substitutions)
-    reasons = frozenset(blocker.code for blocker in why_not(graph, candidates))
-    return Outcome(recording.result, tuple(kernels), tuple(names), reasons, tuple(refusals))
-
-
-def _same_run(recording: Recording, substitutions: list[Substitution]) -> None:
-    expected = whole_call.snapshot(run_substituted(recording.graph, recording.store, ()))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a kernel that does not take its own inputs
-        got = run_substituted(recording.graph, recording.store, substitutions)
-    for one, two in zip(expected, got, strict=True):
-        assert (one.dtype, one.shape) == (two.dtype, two.shape)
-        torch.testing.assert_close(two, one, rtol=1e-6, atol=1e-7, equal_nan=True)
-        if one.is_floating_point():
-            zero = (one == 0) & (two == 0)
-            assert torch.equal(torch.signbit(one[zero]), torch.signbit(two[zero]))
+def test_every_class_has_tests_that_exist() -> None:
+    numbers = [number for section in SECTIONS.values() for number in section]
+    assert sorted(TESTS) == sorted(numbers) and len(numbers) == len(set(numbers)) == 51
+    root = Path(__file__).parents[1]
+    for number, tests in TESTS.items():
+        assert tests
+        for test in tests:
+            path, _, name = test.partition("::")
+            tree = ast.parse((root / path).read_text(encoding="utf-8"))
+            found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+            assert name in found, (number, test)
 
 
 # -- in place, views, aliasing -----------------------------------------------------------------
