@@ -163,7 +163,11 @@ class Dialect:
 
     def _plain(self, opcode: str, dtype: str, args: list[Expression]) -> Expression:
         """Operators that both targets write alike; integer results are wrapped to their width."""
-        if opcode in _BINARY:
+        if opcode in ("add", "sub", "mul") and dtype == "int64":
+            # Numba promises LLVM that signed sums do not overflow: x + 1 > x would be always true.
+            # Narrower integers are computed in 64 bits and cannot.
+            result = binary(opcode, [Expression(f"uint64({arg.text})") for arg in args])
+        elif opcode in _BINARY:
             result = binary(opcode, args)
         elif opcode == "neg":
             result = Expression(f"-{args[0].inside(ATOM)}", UNARY)

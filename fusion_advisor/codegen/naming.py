@@ -12,7 +12,7 @@ from fusion_advisor.records import FusedProgram, FusionCandidate, OpGraph, OpNod
 
 _TEXT_NAMES = """
     FusedFunction Operand Output copy cpu_kernel cpu_math cuda cuda_math float32 float64 int16 int32
-    int64 int8 libdevice math numba numpy out prange torch uint32 uint8
+    int64 int8 libdevice math numba numpy out prange torch uint32 uint64 uint8
 """
 _RESERVED = frozenset([*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *_TEXT_NAMES.split()])
 # Words that Python has taken, and what stands for them.

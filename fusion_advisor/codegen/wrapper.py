@@ -37,6 +37,7 @@ _NUMBA_NAMES = (
     "prange",
     "uint8",
     "uint32",
+    "uint64",
 )
 _RUNTIME_NAMES = (
     "FusedFunction",
