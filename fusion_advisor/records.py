@@ -506,6 +506,11 @@ class FusedProgram:
         """The iteration space of every region."""
         return (IterationSpace(rank=self.rank, groups=self.groups), *self.further)
 
+    @property
+    def checks_divisors(self) -> bool:
+        """Whether integers are divided by what may be 0, so that eager may raise."""
+        return any(statement.opcode == "divisor" for statement in self.statements)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSource:

@@ -21,7 +21,7 @@ from fusion_advisor.analysis.partition import (
     element_count,
 )
 from fusion_advisor.ops.regions import Walk
-from fusion_advisor.ops.views import foldable
+from fusion_advisor.ops.views import foldable, leaves_out
 from fusion_advisor.records import Region
 
 # An op whose result is needed whole and in part as well is computed at most so often per element.
@@ -136,6 +136,8 @@ class _Folding:
         through = self._through(working)
         if len(through) > MAX_VIEWS:
             return None
+        if self._hides_an_error(working, through):
+            return None
         inner = self._inner(through, {*working})
         members = sorted((*working, *inner))
         shared = through - inner
@@ -164,6 +166,21 @@ class _Folding:
             made in inside or self.bases.get(made) in inside
             for member in index.halving.intersection(working)
             for made in index.sources[member]
+        )
+
+    def _hides_an_error(self, working: Sequence[int], through: Collection[int]) -> bool:
+        """Whether eager may raise at an element that a view between the members leaves out."""
+        index, values = self.index, self.index.values
+        for member in working:
+            node, info = index.nodes[member], index.infos[member]
+            if info is not None and info.may_raise(node, values[node.outputs[0]].dtype):
+                break
+        else:
+            return False
+        shown = [index.nodes[view] for view in through]
+        return any(
+            leaves_out(view, values[view.inputs[0]].shape, values[view.outputs[0]].shape)
+            for view in shown
         )
 
     def _through(self, working: Sequence[int]) -> set[int]:

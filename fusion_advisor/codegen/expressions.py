@@ -26,7 +26,6 @@ _BINARY = {
     "sub": ("-", SUM),
     "mul": ("*", PRODUCT),
     "div": ("/", PRODUCT),
-    "floordiv": ("//", PRODUCT),
     "and": ("&", AND),
     "or": ("|", OR),
     "xor": ("^", XOR),
@@ -39,6 +38,8 @@ ENDING_IN_A_PRODUCT = frozenset(
     """.split()
 )
 _PASSING = frozenset({"neg", "select", "maximum", "minimum", "abs"})  # opcodes that round nothing
+# Functions that both targets have under one name, typed by their operands.
+_FUNCTIONS = frozenset("floordiv truncdiv power shift_left shift_right gcd lcm ldexp".split())
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 
@@ -97,6 +98,10 @@ class Dialect:
         """A sum or difference that reads what a maths function gives."""
         return binary(opcode, args)
 
+    def divisor(self, value: Expression) -> Expression:
+        """An integer divisor that may be 0."""
+        return self.call("divisor", [value])
+
     # --- shared ------------------------------------------------------------------
 
     def constant(self, constant: Constant) -> Expression:
@@ -112,6 +117,10 @@ class Dialect:
             text = plain if "math" in plain else shortest_float32(float(value))
             return Expression(f"float32({text})")
         return Expression(f"{dtype}({int(value)})")
+
+    def call(self, name: str, args: list[Expression]) -> Expression:
+        """A function of the target's maths."""
+        return Expression(f"{self.maths}.{name}({', '.join(arg.text for arg in args)})")
 
     def widen(self, dtype: str, bits: str) -> Expression:
         """The float32 value of 16 bits."""
@@ -151,6 +160,10 @@ class Dialect:
         if opcode in _COMPARISONS:
             left, right = args[0].inside(OR), args[1].inside(OR)
             return Expression(f"{left} {_COMPARISONS[opcode]} {right}", COMPARISON)
+        if opcode in _FUNCTIONS:
+            return self.call(opcode, args)
+        if opcode == "divisor":
+            return self.divisor(args[0])
         if "float" in source:
             if opcode in ("mul", "div"):
                 return self.product(statement, args, feeds_sum)
@@ -184,8 +197,6 @@ class Dialect:
         elif opcode == "abs":
             a = args[0].inside(ATOM)
             result = conditional(f"{a} < 0", Expression(f"-{a}", UNARY), args[0])
-        elif opcode == "truncdiv":
-            result = _truncated_quotient(args)
         else:
             raise CodegenError(f"no text is known for opcode {opcode} on {dtype}")
         if dtype in ("bool", "float32", "float64", *HALVES) or opcode == "select":
@@ -205,13 +216,6 @@ def conditional(condition: str, yes: Expression, no: Expression) -> Expression:
     return Expression(
         f"{yes.inside(COMPARISON)} if {condition} else {no.inside(COMPARISON)}", CONDITIONAL
     )
-
-
-def _truncated_quotient(args: list[Expression]) -> Expression:
-    """a / b rounded towards zero for a literal b: Python's // rounds down."""
-    a, b = args[0].inside(ATOM), args[1].text
-    up = f"-((-{a}) // {b})"
-    return Expression(f"({a} // {b}) if ({a} < 0) == ({b} < 0) else {up}", CONDITIONAL)
 
 
 def _doubles(statement: Statement) -> bool:
@@ -322,6 +326,8 @@ class Body:
     def _can_nest(self, statement: Statement, expression: Expression) -> bool:
         if expression.strength == ATOM and expression.text.isidentifier():
             return True  # a cast that changes nothing
+        if statement.opcode == "divisor":
+            return False  # what surrounds it might not evaluate it
         if self.uses[statement.name] != 1 or statement.name in self.results:
             return False
         consumer = self.consumers[statement.name][0]

@@ -27,17 +27,24 @@ class CpuDialect(Dialect):
 
     maths = "cpu_math"
 
+    def __init__(self, zero_divisor: str = "") -> None:
+        self.zero_divisor = zero_divisor  # the array that a checked divisor reports to
+
+    def divisor(self, value: Expression) -> Expression:
+        """The divisor that is never 0; where it was, the kernel's caller is told."""
+        return self.call("divisor", [value, Expression(self.zero_divisor)])
+
     def function(self, opcode: str, dtype: str, args: list[Expression]) -> Expression | None:
         """``cpu_math.name(…)`` where there is one."""
         if opcode == "neg":
             return Expression(f"-{args[0].inside(UNARY + 1)}", UNARY)
         if opcode not in _MATHS:
             return None
-        return Expression(f"cpu_math.{opcode}({', '.join(arg.text for arg in args)})")
+        return self.call(opcode, args)
 
     def repeats_operands(self, opcode: str, dtype: str) -> bool:
-        """Integer maximum, minimum, magnitude and quotient are conditionals."""
-        return "float" not in dtype and opcode in ("maximum", "minimum", "abs", "truncdiv")
+        """Integer maximum, minimum and magnitude are conditionals."""
+        return "float" not in dtype and opcode in ("maximum", "minimum", "abs")
 
 
 def index_names(count: int, namer: Namer) -> tuple[str, ...]:
@@ -63,21 +70,26 @@ def cpu_kernel_text(program: FusedProgram, name: str, node_comments: dict[str, s
     """The kernel's source, decorator included.
 
     Arguments are the operands (one dimension per group of theirs; one element where
-    broadcast everywhere), the outputs (one dimension per axis of their region), then the scalars.
+    broadcast everywhere), the outputs (one dimension per axis of their region), then, where a
+    divisor may be 0, one bool that is set if one is, then the scalars.
     """
     namer = program_namer(program)
     parameters = [p.name for p in program.inputs if p.kind == "tensor"]
     parameters += [output.name for output in program.outputs]
+    zero_divisor = namer.take("zero_divisor") if program.checks_divisors else ""
+    if zero_divisor:
+        parameters.append(zero_divisor)
     parameters += [p.name for p in program.inputs if p.kind == "scalar"]
     lines = ["@cpu_kernel", f"def {name}({', '.join(parameters)}):"]
     for part in region_programs(program):
-        lines += _loop_lines(part, namer, node_comments)
+        lines += _loop_lines(part, CpuDialect(zero_divisor), namer, node_comments)
     return "\n".join(lines) + "\n"
 
 
-def _loop_lines(program: FusedProgram, namer: Namer, node_comments: dict[str, str]) -> list[str]:
+def _loop_lines(
+    program: FusedProgram, dialect: CpuDialect, namer: Namer, node_comments: dict[str, str]
+) -> list[str]:
     """One region: its loops with all that stands in them."""
-    dialect = CpuDialect()
     body = Body(program, dialect, namer)
     axes = len(program.groups)
     indices = index_names(axes, namer)

@@ -64,7 +64,7 @@ class CudaDialect(Dialect):
     def repeats_operands(self, opcode: str, dtype: str) -> bool:
         """Conditionals mention their operands twice."""
         return opcode in ("maximum", "minimum", "isnan") or (
-            "float" not in dtype and opcode in ("abs", "truncdiv")
+            "float" not in dtype and opcode == "abs"
         )
 
     def product(self, statement: Statement, args: list[Expression], feeds_sum: bool) -> Expression:

@@ -121,6 +121,7 @@ def _check_region(program: FusedProgram, taken: set[str]) -> None:
     used.update(output.result for output in program.outputs)
     # A tensor may lend its shape and dtype alone: the guards look at it, the kernel does not.
     used.update(operand.name for operand in program.inputs if operand.kind == "tensor")
+    used |= _checked_divisors(program)  # eager raises for a zero among them, used or not
     for name in dtypes:
         if name not in used:
             raise _fail(program, f"{name} is computed or passed in but never used")
@@ -197,8 +198,13 @@ def _check_statement(program: FusedProgram, statement: Statement, dtypes: dict[s
         raise _fail(program, f"{statement.name}: {problem}")
     if statement.opcode in ("floordiv", "truncdiv"):
         divisor = statement.args[1]
-        if not isinstance(divisor, Constant) or divisor.value == 0:
+        known = isinstance(divisor, Constant) and divisor.value != 0
+        if not known and divisor not in _checked_divisors(program):
             raise _fail(program, f"{statement.name} divides integers by what may be zero")
+
+
+def _checked_divisors(program: FusedProgram) -> set[str]:
+    return {statement.name for statement in program.statements if statement.opcode == "divisor"}
 
 
 def _check_constant(program: FusedProgram, statement: Statement, constant: Constant) -> None:
@@ -288,11 +294,11 @@ def program_hash(program: FusedProgram) -> str:
 def live_statements(
     statements: Iterable[Statement], results: Iterable[str]
 ) -> tuple[Statement, ...]:
-    """The statements that the results depend on, in order."""
+    """The statements that the results depend on, in order, and those that eager may raise at."""
     needed = set(results)
     kept = []
     for statement in reversed(list(statements)):
-        if statement.name in needed:
+        if statement.name in needed or statement.opcode == "divisor":
             kept.append(statement)
             needed.update(arg for arg in statement.args if isinstance(arg, str))
     return tuple(reversed(kept))

@@ -264,6 +264,8 @@ def _function_text(
         lines.append(f"    scalars={_tuple_text(scalars)},")
     if written:
         lines += _listed("written", [f'"{name}"' for name in written])
+    if program.checks_divisors:
+        lines.append("    checks_divisors=True,")
     lines += [f'    program_hash="{program_hash(program)}",', ")"]
     return "\n".join(lines) + "\n"
 

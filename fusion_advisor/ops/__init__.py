@@ -7,12 +7,14 @@ package registers every recipe module.
 from fusion_advisor.ops import (
     activations,
     arithmetic,
+    division,
     elementary,
     extrema,
     factories,
     gradients,
     logic,
     losses,
+    powers,
 )
 from fusion_advisor.ops.calls import Call, Operand, bind, flat_arguments, flat_length, unread_inputs
 from fusion_advisor.ops.dtypes import ITEM_BYTES, SUPPORTED_DTYPES
@@ -23,6 +25,8 @@ from fusion_advisor.ops.writing import operand_of, takeable_numbers, why_unwrita
 
 RECIPE_MODULES = (
     arithmetic,
+    division,
+    powers,
     extrema,
     elementary,
     logic,

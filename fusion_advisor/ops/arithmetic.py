@@ -1,4 +1,4 @@
-"""Recipes of arithmetic: + - * / with promotion, powers, remainders, roots.
+"""Recipes of arithmetic: sums and products with promotion, signs, interpolation.
 
 Which intermediate is rounded where follows eager's CPU kernels, found by
 comparing bits; the differences between dtypes below are eager's own.
@@ -14,7 +14,6 @@ from fusion_advisor.ops.scalars import Value
 from fusion_advisor.ops.table import op
 from fusion_advisor.records import Constant
 
-_VENDOR = "eager's contiguous kernel is a vendor routine that is not correctly rounded"
 _HALF_TAIL = "in 16 bits eager's vector body and tail round differently"
 
 
@@ -65,7 +64,7 @@ def rsub(call: Call) -> Value:
     return _scaled_sum(call, "other", "self", negate=True)
 
 
-def _right_operand(call: Call, name: str, dtype: str) -> Value:
+def right_operand(call: Call, name: str, dtype: str) -> Value:
     """Multiplication and division keep a scalar right operand in float32 for 16-bit tensors."""
     if dtype in HALF_DTYPES and call.operand(name).weight != "tensor":
         return call.wide(name, dtype)
@@ -76,125 +75,8 @@ def _right_operand(call: Call, name: str, dtype: str) -> Value:
 def mul(call: Call) -> Value:
     """``self * other``."""
     dtype = call.common_dtype("self", "other")
-    a, b = call.load("self", dtype), _right_operand(call, "other", dtype)
+    a, b = call.load("self", dtype), right_operand(call, "other", dtype)
     return call.store(call.emit("and" if dtype == "bool" else "mul", a, b), dtype)
-
-
-@op(
-    "div.Tensor",
-    "div.Scalar",
-    "true_divide.Tensor",
-    parameters="self other",
-    flops=4,
-    promotion="float",
-)
-def div(call: Call) -> Value:
-    """True division; integers give floats."""
-    dtype = call.float_dtype("self", "other")
-    a, b = call.load("self", dtype), _right_operand(call, "other", dtype)
-    return call.store(call.emit("div", a, b), dtype)
-
-
-def _nonzero_divisor(call: Call, dtype: str) -> Constant:
-    """An integer divisor that is known and not zero: eager raises for zero, a kernel cannot."""
-    value = call.load("other", dtype)
-    if not isinstance(value, Constant) or value.value == 0:
-        raise call.refuse(
-            "integer division by a tensor or by zero raises in eager when a divisor is zero, "
-            "which a kernel cannot do"
-        )
-    return value
-
-
-def _remainder_step(call: Call, a: Value, b: Value) -> tuple[Value, Value]:
-    """fmod(a, b), and whether its sign must be corrected to that of b."""
-    zero = Constant(value=0.0, dtype=call.builder.dtype(a))
-    rest = call.emit("fmod", a, b)
-    wrong_sign = call.emit("ne", call.emit("lt", b, zero), call.emit("lt", rest, zero))
-    return rest, call.emit("and", call.emit("ne", rest, zero), wrong_sign)
-
-
-@op("remainder.Tensor", "remainder.Scalar", parameters="self other", flops=20, discontinuous=True)
-def remainder(call: Call) -> Value:
-    """Python's ``%``: the result has the divisor's sign."""
-    dtype = call.require_number(call.common_dtype("self", "other"))
-    if is_integer(dtype):
-        divisor = _nonzero_divisor(call, dtype)
-        a = call.load("self", dtype)
-        return call.emit("sub", a, call.emit("mul", call.emit("floordiv", a, divisor), divisor))
-    a, b = call.load("self", dtype), call.load("other", dtype)
-    rest, wrong_sign = _remainder_step(call, a, b)
-    result = call.emit("select", wrong_sign, call.emit("add", rest, b), rest)
-    return call.store(result, dtype)
-
-
-@op("fmod.Tensor", "fmod.Scalar", parameters="self other", flops=16, discontinuous=True)
-def fmod(call: Call) -> Value:
-    """C's remainder: the result has the dividend's sign."""
-    dtype = call.require_number(call.common_dtype("self", "other"))
-    if is_integer(dtype):
-        divisor = _nonzero_divisor(call, dtype)
-        a = call.load("self", dtype)
-        return call.emit("sub", a, call.emit("mul", call.emit("truncdiv", a, divisor), divisor))
-    a, b = call.load("self", dtype), call.load("other", dtype)
-    return call.store(call.emit("fmod", a, b), dtype)
-
-
-def _floor_quotient(call: Call, dtype: str) -> Value:
-    """Python's floor division on floats, step by step as eager does it."""
-    a, b = call.load("self", dtype), call.load("other", dtype)
-    zero, one, half = (call.constant(number, dtype) for number in (0.0, 1.0, 0.5))
-    rest, wrong_sign = _remainder_step(call, a, b)
-    exact = call.round_step(call.emit("sub", a, rest), dtype)
-    quotient = call.round_step(call.emit("div", exact, b), dtype)
-    lower = call.round_step(call.emit("sub", quotient, one), dtype)
-    quotient = call.emit("select", wrong_sign, lower, quotient)
-    floor = call.emit("floor", quotient)
-    excess = call.round_step(call.emit("sub", quotient, floor), dtype)
-    above = call.round_step(call.emit("add", floor, one), dtype)
-    floor = call.emit("select", call.emit("gt", excess, half), above, floor)
-    plain = call.emit("div", a, b)
-    signed_zero = call.emit("copysign", zero, plain)
-    result = call.emit("select", call.emit("ne", quotient, zero), floor, signed_zero)
-    by_zero = call.emit("eq", b, zero)
-    return call.store(call.emit("select", by_zero, plain, result), dtype)
-
-
-@op(
-    "floor_divide.default",
-    "floor_divide.Scalar",
-    parameters="self other",
-    flops=28,
-    discontinuous=True,
-)
-def floor_divide(call: Call) -> Value:
-    """Python's ``//``."""
-    dtype = call.require_number(call.common_dtype("self", "other"))
-    if is_integer(dtype):
-        divisor = _nonzero_divisor(call, dtype)
-        return call.emit("floordiv", call.load("self", dtype), divisor)
-    return _floor_quotient(call, dtype)
-
-
-@op(
-    "div.Tensor_mode",
-    "div.Scalar_mode",
-    parameters="self other *rounding_mode",
-    flops=28,
-    discontinuous=True,
-)
-def div_mode(call: Call) -> Value:
-    """Division, then rounding down or towards zero as asked."""
-    mode = call.text("rounding_mode", "")
-    if mode == "":
-        return div(call)
-    if mode == "floor":
-        return floor_divide(call)
-    dtype = call.require_number(call.common_dtype("self", "other"))
-    if is_integer(dtype):
-        return call.emit("truncdiv", call.load("self", dtype), _nonzero_divisor(call, dtype))
-    quotient = call.emit("div", call.load("self", dtype), call.load("other", dtype))
-    return call.store(call.emit("trunc", call.round_step(quotient, dtype)), dtype)
 
 
 @op("neg.default")
@@ -211,112 +93,6 @@ def absolute(call: Call) -> Value:
     if dtype in ("bool", "uint8"):
         return call.load("self", dtype)
     return call.store(call.emit("abs", call.load("self", dtype)), dtype)
-
-
-@op("reciprocal.default", flops=4, promotion="float")
-def reciprocal(call: Call) -> Value:
-    """``1 / self``."""
-    dtype = call.float_dtype("self")
-    one = call.constant(1.0, dtype)
-    return call.store(call.emit("div", one, call.load("self", dtype)), dtype)
-
-
-@op("sqrt.default", flops=4, promotion="float", budget_ulp=1, note=_VENDOR)
-def sqrt(call: Call) -> Value:
-    """Correctly rounded square root."""
-    dtype = call.float_dtype("self")
-    return call.store(call.emit("sqrt", call.load("self", dtype)), dtype)
-
-
-@op(
-    "rsqrt.default",
-    flops=8,
-    promotion="float",
-    budget_ulp=2,
-    note="eager's float32 body is a vendor routine, its tail 1/sqrt; " + _HALF_TAIL,
-)
-def rsqrt(call: Call) -> Value:
-    """``1 / sqrt(self)``, both steps in the computing dtype."""
-    dtype = call.float_dtype("self")
-    one = call.constant(1.0, dtype)
-    root = call.emit("sqrt", call.load("self", dtype))
-    return call.store(call.emit("div", one, root), dtype)
-
-
-@op("square.default")
-def square(call: Call) -> Value:
-    """``self * self``."""
-    dtype = call.require_number(call.same_dtype("self"))
-    value = call.load("self", dtype)
-    return call.store(call.emit("mul", value, value), dtype)
-
-
-def _integer_power(call: Call, dtype: str, exponent: float) -> Value:
-    if exponent != int(exponent) or not 0 <= exponent <= 8:
-        raise call.refuse(f"an integer tensor to the power {exponent}")
-    base = call.load("self", dtype)
-    result: Value = Constant(value=1, dtype=dtype)
-    for step in range(int(exponent)):
-        result = base if step == 0 else call.emit("mul", result, base)
-    return result
-
-
-@op(
-    "pow.Tensor_Scalar",
-    parameters="self exponent",
-    flops=4,
-    budget_ulp=2,
-    note="exact for exponents 0, 0.5, 1, 2, 3, -1, -2",
-)
-def pow_tensor_scalar(call: Call) -> Value:
-    """Special exponents are computed as eager does; bfloat16 rounds after each step."""
-    dtype = call.require_number(call.common_dtype("self", "exponent"))
-    exponent = float(call.number("exponent", 1.0))
-    if is_integer(dtype):
-        return _integer_power(call, dtype, exponent)
-    if exponent == 0.0:
-        return call.builder.constant(1.0, dtype)
-    if exponent == 1.0:
-        return call.builder.cast(call.operand("self").value, dtype)
-    base, one = call.load("self", dtype), call.constant(1.0, dtype)
-    if dtype == "float16" and abs(exponent) == 0.5:  # eager takes the general routine here
-        return call.store(call.emit("pow", base, call.load("exponent", dtype)), dtype)
-    if exponent == 0.5:
-        return call.store(call.emit("sqrt", base), dtype)
-    if exponent == -0.5:
-        return call.store(call.emit("div", one, call.emit("sqrt", base)), dtype)
-    if exponent == -1.0:
-        return call.store(call.emit("div", one, base), dtype)
-    if exponent in (2.0, 3.0, -2.0):
-        result: Value = call.emit("mul", base, base)
-        if exponent != 2.0 and dtype == "bfloat16":
-            result = call.round_step(result, dtype)
-        if exponent == 3.0:
-            result = call.emit("mul", result, base)
-        if exponent == -2.0:
-            result = call.emit("div", one, result)
-        return call.store(result, dtype)
-    return call.store(call.emit("pow", base, call.load("exponent", dtype)), dtype)
-
-
-@op("pow.Tensor_Tensor", parameters="self exponent", flops=32, budget_ulp=2)
-def pow_tensor_tensor(call: Call) -> Value:
-    """C's pow."""
-    dtype = call.require_float(call.common_dtype("self", "exponent"))
-    base, exponent = call.load("self", dtype), call.load("exponent", dtype)
-    return call.store(call.emit("pow", base, exponent), dtype)
-
-
-@op("pow.Scalar", parameters="self exponent", flops=32, budget_ulp=2)
-def pow_scalar(call: Call) -> Value:
-    """A number to a tensor's power; bases 1 and 2 are special in eager."""
-    dtype = call.require_float(call.common_dtype("self", "exponent"))
-    exponent = call.load("exponent", dtype)
-    if call.number("self", 0.0) == 1.0:
-        return call.builder.constant(1.0, dtype)
-    if call.number("self", 0.0) == 2.0:
-        return call.store(call.emit("exp2", exponent), dtype)
-    return call.store(call.emit("pow", call.load("self", dtype), exponent), dtype)
 
 
 def _scaled(call: Call, dtype: str) -> Value:

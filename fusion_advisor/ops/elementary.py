@@ -273,37 +273,3 @@ def angle(call: Call) -> Value:
     zero, pi = call.constant(0.0, dtype), call.constant(math.pi, dtype)
     result = call.emit("select", call.emit("lt", x, zero), pi, zero)
     return call.store(call.emit("select", call.emit("isnan", x), x, result), dtype)
-
-
-def _clamped(call: Call, value: Value, bound: float) -> Value:
-    low = call.emit("maximum", call.builder.constant(-bound, "float64"), value)
-    return call.emit("minimum", call.builder.constant(bound, "float64"), low)
-
-
-@op(
-    "ldexp.Tensor",
-    parameters="self other",
-    flops=20,
-    promotion="self",
-    budget_ulp=1,
-    note="eager rounds once; float64 rounds twice where the result is subnormal",
-)
-def ldexp(call: Call) -> Value:
-    """``self * 2**other``, rounded once, the exponent wrapped to 32 bits as in eager.
-
-    Powers beyond +-400 leave float32, beyond +-2200 float64, whatever they are multiplied with.
-    """
-    dtype = call.require_float(call.same_dtype("self"))
-    if not is_integer(call.same_dtype("other")):
-        raise call.refuse("its exponent is no integer")
-    exponent = call.builder.cast(call.operand("other").value, "int32")
-    left = call.builder.cast(exponent, "float64")
-    left = _clamped(call, left, 2200.0 if dtype == "float64" else 400.0)
-    value = call.builder.cast(call.load("self", dtype), "float64")
-    if dtype == "float64":
-        for _ in range(2):  # no float64 holds 2**2200
-            part = _clamped(call, left, 1000.0)
-            value = call.emit("mul", value, call.emit("exp2", part))
-            left = call.emit("sub", left, part)
-    value = call.emit("mul", value, call.emit("exp2", left))
-    return call.builder.cast(value, dtype)

@@ -6,7 +6,7 @@ import math
 
 from fusion_advisor.ops.calls import Call
 from fusion_advisor.ops.dtypes import INTEGER_BITS, is_float
-from fusion_advisor.ops.scalars import Value
+from fusion_advisor.ops.scalars import OPCODES, Value
 from fusion_advisor.ops.table import op
 
 
@@ -118,6 +118,36 @@ def _bitwise(opcode: str) -> None:
 
 for _opcode in ("and", "or", "xor"):
     _bitwise(_opcode)
+
+
+def _shift(opcode: str, side: str) -> None:
+    @op(
+        *(f"bitwise_{side}_shift.{one}" for one in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")),
+        *(f"__{side[0]}shift__.{overload}" for overload in ("Tensor", "Scalar")),
+        parameters="self other",
+    )
+    def recipe(call: Call) -> Value:
+        dtype = call.common_dtype("self", "other")
+        if dtype not in INTEGER_BITS:
+            raise call.refuse(f"no recipe for dtype {dtype}")
+        return call.emit(opcode, call.load("self", dtype), call.load("other", dtype))
+
+
+_shift("shift_left", "left")
+_shift("shift_right", "right")
+
+
+def _common_factor(opcode: str) -> None:
+    @op(f"{opcode}.default", parameters="self other", flops=OPCODES[opcode].flops)
+    def recipe(call: Call) -> Value:
+        dtype = call.common_dtype("self", "other")
+        if dtype not in INTEGER_BITS:
+            raise call.refuse(f"no recipe for dtype {dtype}")
+        return call.emit(opcode, call.load("self", dtype), call.load("other", dtype))
+
+
+_common_factor("gcd")
+_common_factor("lcm")
 
 
 @op("bitwise_not.default")

@@ -9,13 +9,10 @@ _GAMMA = "needs the gamma function and its relatives, which kernels do not have"
 _BESSEL = "needs Bessel or Airy functions, which kernels do not have"
 _ERROR = "needs the inverse or the scaled error function, which kernels do not have"
 _POLYNOMIAL = "runs a recurrence as long as its degree, which data decides"
-_EUCLID = "runs Euclid's loop, whose length data decides"
 _BITS = "works on the bits of floats, which kernels compute with but do not take apart"
 _COMPLEX = "makes or takes complex numbers, for which no kernels are generated"
 _QUANTIZED = "simulates or uses quantized numbers, for which no kernels are generated"
 _CHECKED = "raises an error where an input lies outside of 0 to 1, which a kernel cannot"
-_SHIFT = "shifts by as many bits as data says, which targets do differently beyond the width"
-_ORDER = "takes its tensor as the second operand of a number"
 _DEVICE_ONLY = "runs on GPUs alone, where no recipe of it could be compared"
 
 _NAMES = {
@@ -35,7 +32,6 @@ _NAMES = {
         special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
         special_shifted_chebyshev_polynomial_w
     """,
-    _EUCLID: "gcd lcm",
     _BITS: "frexp nextafter",
     _COMPLEX: "complex conj_physical polar real",
     _QUANTIZED: """
@@ -49,10 +45,6 @@ _NAMES = {
     """,
     _CHECKED: "binary_cross_entropy binary_cross_entropy_backward",
     "writes each half of its result by a formula of its own": "glu_backward",
-    _SHIFT: """
-        __lshift__ __rshift__ bitwise_left_shift bitwise_right_shift
-    """,
-    _ORDER: "remainder.Scalar_Tensor",
     _DEVICE_ONLY: "_masked_scale",
 }
 

@@ -28,6 +28,7 @@ Signature = Literal[
     "float",  # compute floats (float32, float64) -> same
     "number",  # compute floats and integers -> same
     "integer",  # integers -> same
+    "scale",  # compute float, int32 -> that float
     "bits",  # bool and integers -> same
     "compare",  # any but 16-bit floats, two of the same -> bool
     "test",  # compute float -> bool
@@ -89,8 +90,15 @@ def _opcodes() -> dict[str, Opcode]:
         ("trunc", 1, "float", 1, "round towards zero"),
         ("round", 1, "float", 1, "round to the nearest, half to even"),
         ("copysign", 2, "float", 1, "|a| with the sign of b"),
-        ("floordiv", 2, "integer", 20, "a / b rounded down; b is a non-zero constant"),
-        ("truncdiv", 2, "integer", 20, "a / b rounded towards zero; b is a non-zero constant"),
+        ("divisor", 1, "integer", 1, "a, or 1 where it is 0: eager raises, a CPU kernel tells"),
+        ("floordiv", 2, "integer", 20, "a / b rounded down; b is a divisor or not 0"),
+        ("truncdiv", 2, "integer", 20, "a / b rounded towards zero; b is a divisor or not 0"),
+        ("power", 2, "integer", 40, "a to the b; for b < 0 the inverse rounded towards zero"),
+        ("shift_left", 2, "integer", 2, "a * 2**b; 0 for b < 0 or not below the width"),
+        ("shift_right", 2, "integer", 2, "a / 2**b rounded down; b < 0 shifts all bits out"),
+        ("gcd", 2, "integer", 80, "the largest common divisor, not below 0"),
+        ("lcm", 2, "integer", 90, "the smallest common multiple, not below 0"),
+        ("ldexp", 2, "scale", 4, "a * 2**b, rounded once"),
         ("and", 2, "bits", 1, "bitwise (logical for bool) and"),
         ("or", 2, "bits", 1, "bitwise (logical for bool) or"),
         ("xor", 2, "bits", 1, "bitwise (logical for bool) exclusive or"),
@@ -119,6 +127,7 @@ _OPERAND_DTYPES: Mapping[Signature, tuple[str, ...]] = {
     "float": _COMPUTE_FLOATS,
     "number": (*_COMPUTE_FLOATS, *INTEGER_BITS),
     "integer": tuple(INTEGER_BITS),
+    "scale": _COMPUTE_FLOATS,
     "bits": ("bool", *INTEGER_BITS),
     "compare": ("bool", *_COMPUTE_FLOATS, *INTEGER_BITS),
     "test": _COMPUTE_FLOATS,
@@ -137,6 +146,10 @@ def type_error(opcode: str, operands: tuple[str, ...], result: str) -> str:
         if operands[0] != "bool":
             return f"select's condition is {operands[0]}, not bool"
         operands = operands[1:]
+    if row.signature == "scale":
+        if operands[1] != "int32":
+            return f"{opcode}'s exponent is {operands[1]}, not int32"
+        operands = operands[:1]
     allowed = _OPERAND_DTYPES[row.signature]
     for dtype in operands:
         if dtype not in allowed:
@@ -188,6 +201,8 @@ class Builder:
             dtype = operands[-1] if operands else ""
             if row is not None and row.signature in ("compare", "test"):
                 dtype = "bool"
+            if row is not None and row.signature == "scale":
+                dtype = operands[0]
         problem = type_error(opcode, operands, dtype)
         if problem:
             raise CodegenError(f"a recipe is wrong: {problem}; report this with the op's name")

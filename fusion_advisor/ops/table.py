@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from fusion_advisor.ops.calls import Call
+from fusion_advisor.ops.dtypes import is_integer
 from fusion_advisor.ops.kinds import classify, functional_name, is_added, mark_elementwise
 from fusion_advisor.ops.refused import REASONS
 from fusion_advisor.ops.scalars import Value
-from fusion_advisor.records import OpKind
+from fusion_advisor.records import OpKind, OpNode, ValueRef
 
 Recipe = Callable[[Call], Value | tuple[Value, ...]]
 RecipeT = TypeVar("RecipeT", bound=Recipe)
@@ -31,7 +32,7 @@ class OpInfo:
     ``promotion`` tells how the output dtype comes about.  Of ``unread`` parameters shape and
     dtype matter, their elements do not.  With ``halves`` an element of the result needs two of
     the first operand, from either half of a dimension; a recipe has them as ``self`` and
-    ``second``.
+    ``second``.  ``zero_raises``: dividing an integer by 0 does in eager.
     """
 
     name: str
@@ -48,6 +49,12 @@ class OpInfo:
     note: str = ""
     unread: str = ""
     halves: bool = False
+    zero_raises: bool = False
+
+    def may_raise(self, node: OpNode, dtype: str) -> bool:
+        """Whether eager may raise at an element of this call, whose result has ``dtype``."""
+        divides = self.zero_raises and is_integer(dtype)
+        return divides and isinstance(dict(enumerate(node.args)).get(1), ValueRef)
 
 
 _TABLE: dict[str, OpInfo] = {}
@@ -68,6 +75,7 @@ def op(
     note: str = "",
     unread: str = "",
     halves: bool = False,
+    zero_raises: bool = False,
 ) -> Callable[[RecipeT], RecipeT]:
     """Register a recipe for one or more overloads (``add.Tensor``) of the same schema."""
 
@@ -88,6 +96,7 @@ def op(
                 note=note,
                 unread=unread,
                 halves=halves,
+                zero_raises=zero_raises,
             )
         return recipe
 

@@ -48,6 +48,15 @@ def foldable(node: OpNode, source: Shape, result: Shape) -> bool:
     return _steps(node, source, result, [True] * len(source)) is not None
 
 
+def leaves_out(node: OpNode, source: Shape, result: Shape) -> bool:
+    """Whether the view shows, at some sizes, only a part of what it is taken of."""
+    steps = _steps(node, source, result, [True] * len(source))
+    whole = (0, sys.maxsize, 1)
+    return steps is None or any(
+        kind == "select" or (kind == "slice" and numbers != whole) for kind, _, numbers in steps
+    )
+
+
 def size_free(node: OpNode, source: Shape, result: Shape) -> OpNode:
     """The view as an op whose arguments hold no size but those of the inner parts of a split.
 

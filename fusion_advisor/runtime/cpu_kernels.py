@@ -34,6 +34,9 @@ _FLAGS = repr((_OPTIONS, _PARALLEL))
 class CpuKernel:
     """A kernel over NumPy arrays: ``k(*operands, *outputs, *scalars)``.
 
+    Between outputs and scalars a kernel that divides integers takes an array of one bool, which it
+    sets where a divisor is 0.
+
     Calling it picks the parallel twin for large arrays where threads are safe to use.  ``serial``
     and ``parallel`` are the compiled twins, ``py_func`` the plain function.
     """
@@ -41,7 +44,7 @@ class CpuKernel:
     def __init__(self, function: Callable[..., None]) -> None:
         functools.update_wrapper(self, function)
         self.py_func = function
-        self._entries: dict[Any, Callable[..., None]] = {}
+        self._entries: dict[Any, Callable[..., bool | None]] = {}
 
     @functools.cached_property
     def serial(self) -> Any:
@@ -59,14 +62,18 @@ class CpuKernel:
         return compile_cache.content_key(self.py_func, variant, _FLAGS)
 
     def entry(
-        self, arrays: tuple[ArraySpec, ...], axes: int, scalars: tuple[str, ...]
-    ) -> Callable[..., None]:
+        self,
+        arrays: tuple[ArraySpec, ...],
+        axes: int,
+        scalars: tuple[str, ...],
+        checks_divisors: bool = False,
+    ) -> Callable[..., bool | None]:
         """The serial twin called by addresses, see ``native_launch.make_entry``; made once."""
-        key = (arrays, axes, scalars)
+        key = (arrays, axes, scalars, checks_divisors)
         found = self._entries.get(key)
         if found is None:
             found = self._entries[key] = make_entry(
-                self.serial, arrays, axes, scalars, self._key("entry")
+                self.serial, arrays, axes, scalars, self._key("entry"), checks_divisors
             )
         return found
 

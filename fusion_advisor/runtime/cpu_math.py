@@ -19,6 +19,17 @@ from numba import types
 from numba.extending import overload
 
 from fusion_advisor.runtime import float32_math, float64_math, intrinsics
+from fusion_advisor.runtime.integer_math import (  # noqa: F401 - part of this module too
+    divisor,
+    floordiv,
+    gcd,
+    lcm,
+    ldexp,
+    power,
+    shift_left,
+    shift_right,
+    truncdiv,
+)
 
 _OPTIONS = {"forceinline": True, "error_model": "numpy"}
 

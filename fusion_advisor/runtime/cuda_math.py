@@ -11,6 +11,17 @@ from typing import Any
 import numpy as np
 
 from fusion_advisor.runtime.cuda_support import HAVE_NUMBA_CUDA
+from fusion_advisor.runtime.integer_math import (  # noqa: F401 - part of this module too
+    divisor,
+    floordiv,
+    gcd,
+    lcm,
+    ldexp,
+    power,
+    shift_left,
+    shift_right,
+    truncdiv,
+)
 
 
 def bf16_to_f32(bits: Any) -> Any:

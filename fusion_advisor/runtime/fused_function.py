@@ -20,7 +20,13 @@ from fusion_advisor.runtime.cpu_kernels import SERIAL_BELOW
 from fusion_advisor.runtime.launch import Launch
 from fusion_advisor.runtime.layouts import Groups
 from fusion_advisor.runtime.operands import CallStats, FusionFallbackWarning, Operand, Output
-from fusion_advisor.runtime.plan import Plan, Signature, fits_64_bits, make_plan
+from fusion_advisor.runtime.plan import (
+    ZERO_DIVISOR,
+    Plan,
+    Signature,
+    fits_64_bits,
+    make_plan,
+)
 
 is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -45,6 +51,11 @@ class FusedFunction:
     views of them.  ``scalars`` name the run-time numbers, each alone or with its dtype
     (``("alpha", "float64")``).  ``written`` are parameters that the eager chain writes in place:
     it takes ``copy=``, what makes the tensor it writes of one.
+
+    ``checks_divisors``: integers are divided by what may be 0.  Eager
+    on the CPU raises there; so the CPU kernel takes a flag and sets it, and the eager chain is
+    called to raise.  On CUDA eager promises no error and no value for a zero divisor, and reading
+    a flag back would wait for the device: CUDA kernels divide by 1 there.
     """
 
     def __init__(
@@ -62,6 +73,7 @@ class FusedFunction:
         further: tuple[tuple[int, Groups], ...] = (),
         parameters: tuple[tuple[str, str], ...] = (),
         written: tuple[str, ...] = (),
+        checks_divisors: bool = False,
         program_hash: str = "",
     ) -> None:
         self.name = self.__name__ = self.__qualname__ = name
@@ -82,6 +94,7 @@ class FusedFunction:
             operands=operands,
             outputs=outputs,
             scalars=named,
+            checks_divisors=checks_divisors,
             viewed=bool(parameters),
         )
         self.source: tuple[str, str, str] | None = None  # text, entry, hash: set by load_kernel
@@ -136,6 +149,10 @@ class FusedFunction:
         except launch_cuda.CannotLaunchError as error:
             self._forced = str(error)  # it would fail again at every call
             return self._run_eager(self._forced, args)
+        except launch.ZeroDivisorError:
+            results = ()
+        if not results:
+            return self._run_eager(ZERO_DIVISOR, args)
         self._fused += 1
         return results[0] if self._single else results
 
@@ -195,7 +212,8 @@ class FusedFunction:
             plan.entry = launch.cpu_entry(self.cpu, self.signature, plan, args)
         if len(self._plans) >= _MOST_PLANS:
             self._plans.pop(next(iter(self._plans)), None)
-        self._plans[key] = plan
+        if not plan.of_values:
+            self._plans[key] = plan
         return plan
 
     def _remember(self, plan: Plan, args: tuple[Any, ...]) -> None:
@@ -214,12 +232,14 @@ class FusedFunction:
         out = launch.allocate(plan)
         if plan.entry is not None:
             count = self._tensor_count
-            plan.entry(
+            met_zero_divisor = plan.entry(
                 *[tensor.data_ptr() for tensor in args[:count]],
                 *[tensor.data_ptr() for tensor in out],
                 *plan.sizes,
                 *args[count:],
             )
+            if met_zero_divisor:
+                raise launch.ZeroDivisorError
         elif plan.elements:
             self._copied += plan.copies
             if plan.device.type == "cuda":
@@ -229,6 +249,8 @@ class FusedFunction:
             else:
                 prepared = launch.cpu_launch(self.cpu, self.signature, plan, args, out)
                 self.cpu.run(prepared.arguments, plan.elements)
+                if prepared.met_zero_divisor:
+                    raise launch.ZeroDivisorError
                 prepared.finish()
         return out
 
@@ -271,7 +293,10 @@ class FusedFunction:
             self._forced = previous
 
     def why_not(self, *args: Any) -> str:
-        """The reason these arguments would fall back, or "" if they would run fused."""
+        """The reason these arguments would fall back, or "" if they would run fused.
+
+        (A zero divisor is only seen in running, or where the eager chain has to be run to plan.)
+        """
         shared = guards.written_problem(self.signature.parameters, self._written, args)
         return shared or guards.context_problem() or self._plan(args).problem
 
@@ -316,7 +341,7 @@ class FusedFunction:
         """Run the CPU kernel, never eager; ``parallel`` picks a twin (None: as a call would).
 
         Raises:
-            UsageError: as ``prepare``, or this function has no CPU kernel.
+            UsageError: as ``prepare``, this function has no CPU kernel, or a divisor is zero.
         """
         if self.cpu is None:
             raise UsageError(f"{self.name} has no CPU kernel; generate it with target='cpu'")
@@ -327,6 +352,8 @@ class FusedFunction:
             else:
                 twin = self.cpu.parallel if parallel else self.cpu.serial
                 twin(*prepared.arguments)
+            if prepared.met_zero_divisor:
+                raise UsageError(f"{self.name}: {ZERO_DIVISOR}, where eager raises")
             prepared.finish()
         return prepared.outputs
 

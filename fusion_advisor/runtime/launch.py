@@ -29,6 +29,11 @@ def _empty_strided(
 # The allocator of torch's own compiled code, at half the cost of the public function.
 _empty_cpu = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", _empty_strided)
 
+
+class ZeroDivisorError(Exception):
+    """A kernel divided an integer by 0: its results count for nothing, eager raises."""
+
+
 _HALVES = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -48,6 +53,7 @@ class Launch:
     scalars: tuple[float | int, ...]
     outputs: tuple[torch.Tensor, ...]
     elements: int
+    flags: tuple[np.ndarray, ...] = ()  # of a CPU kernel that divides integers: one bool
     late: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()  # to, from
 
     def finish(self) -> None:
@@ -58,7 +64,12 @@ class Launch:
     @property
     def arguments(self) -> tuple[Any, ...]:
         """Everything the kernel takes, in its order."""
-        return (*self.arrays, *self.sizes, *self.strides, *self.scalars)
+        return (*self.arrays, *self.flags, *self.sizes, *self.strides, *self.scalars)
+
+    @property
+    def met_zero_divisor(self) -> bool:
+        """Whether the kernel, once it has run, divided an integer by 0: eager raises there."""
+        return any(bool(flag[0]) for flag in self.flags)
 
 
 def allocate(plan: Plan) -> tuple[torch.Tensor, ...]:
@@ -109,12 +120,13 @@ def cpu_launch(
         sizes, strides = layout.sizes or (1,), layout.strides or (1,)
         arrays.append(_bits(tensor.as_strided(sizes, strides, first)).numpy())
     scalars = scalar_values(signature, args)
-    return Launch("cpu", kernel, tuple(arrays), (), (), scalars, out, plan.elements, late)
+    flags = (np.zeros(1, np.bool_),) if signature.checks_divisors else ()
+    return Launch("cpu", kernel, tuple(arrays), (), (), scalars, out, plan.elements, flags, late)
 
 
 def cpu_entry(
     kernel: Any, signature: Signature, plan: Plan, args: tuple[Any, ...]
-) -> Callable[..., None]:
+) -> Callable[..., bool | None]:
     """The kernel called by addresses, sizes of the axes, and numbers (contiguous operands only)."""
     axes = tuple(range(len(signature.spaces[0][1])))
     arrays = (
@@ -123,7 +135,9 @@ def cpu_entry(
     )
     numbers = scalar_values(signature, args)
     dtypes = tuple("float64" if isinstance(value, float) else "int64" for value in numbers)
-    entry: Callable[..., None] = kernel.entry(arrays, len(axes), dtypes)
+    entry: Callable[..., bool | None] = kernel.entry(
+        arrays, len(axes), dtypes, signature.checks_divisors
+    )
     return entry
 
 
@@ -145,7 +159,7 @@ def cuda_launch(
     sizes = tuple(index(size) for size in plan.sizes)
     scalars = scalar_values(signature, args)
     numbers = (sizes, tuple(strides), scalars)
-    return Launch("cuda", kernel, tuple(arrays), *numbers, out, plan.elements, late)
+    return Launch("cuda", kernel, tuple(arrays), *numbers, out, plan.elements, (), late)
 
 
 def _written(

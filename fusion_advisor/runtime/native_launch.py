@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
+import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
@@ -36,8 +37,11 @@ def make_entry(
     axes: int,
     scalars: tuple[str, ...],
     kernel_key: str = "",
-) -> Callable[..., None]:
+    checks_divisors: bool = False,
+) -> Callable[..., bool | None]:
     """``entry(*addresses, *sizes, *scalars)`` for a compiled kernel.
+
+    With ``checks_divisors`` the entry gives whether an integer divisor was 0.
 
     ``arrays`` describes operands then outputs, ``axes`` is the number of iteration axes,
     ``scalars`` the run-time numbers' dtypes, ``kernel_key`` the kernel's content: with one the
@@ -50,12 +54,17 @@ def make_entry(
     for address, (dtype, own) in zip(addresses, arrays, strict=True):
         shape = ", ".join(f"n{index}" for index in own) or "1"
         views.append(f"carray(pointer({address}), ({shape},), {_BIT_PATTERNS.get(dtype, dtype)})")
-    text = (
-        f"def entry({', '.join(addresses + sizes + numbers)}):\n"
-        f"    kernel({', '.join(views + numbers)})\n"
-    )
+    lines = [f"def entry({', '.join(addresses + sizes + numbers)}):"]
+    if checks_divisors:
+        lines += ["    zero_divisor = zeros(1, bool_)"]
+        lines += [f"    kernel({', '.join([*views, 'zero_divisor', *numbers])})"]
+        lines += ["    return zero_divisor[0]"]
+    else:
+        lines += [f"    kernel({', '.join(views + numbers)})"]
+    text = "\n".join(lines) + "\n"
     names = {_BIT_PATTERNS.get(dtype, dtype) for dtype, _ in arrays}
     namespace: dict[str, Any] = {name: getattr(types, name) for name in names}
+    namespace |= {"zeros": np.zeros, "bool_": np.bool_}
     namespace |= {"carray": numba.carray, "pointer": _pointer, "kernel": kernel}
     namespace["__name__"] = __name__
     exec(text, namespace)  # the text above, made of names and indices only
@@ -66,5 +75,5 @@ def make_entry(
         compile_cache.attach(entry, compile_cache.digest(kernel_key, text, scalars))
     entry.compile(argument_types)
     entry.disable_compile()
-    compiled: Callable[..., None] = entry
+    compiled: Callable[..., bool | None] = entry
     return compiled

@@ -18,6 +18,8 @@ from fusion_advisor.runtime import guards, index_width, layouts, walks
 from fusion_advisor.runtime.operands import Operand, Output
 from fusion_advisor.view_steps import ViewError, follow
 
+ZERO_DIVISOR = "a divisor is zero"
+
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
@@ -73,6 +75,7 @@ class Signature:
     operands: tuple[Operand, ...]
     outputs: tuple[Output, ...]
     scalars: tuple[tuple[str, str], ...]  # name, "float64" or "int64"
+    checks_divisors: bool = False  # the CPU kernel tells where an integer divisor is 0
     viewed: bool = False  # some operand is a view, or there are several regions
     # By kind of contiguous arguments: each result's dtype and whether it has a gradient.
     seen: dict[Any, tuple[tuple[torch.dtype, bool], ...]] = field(default_factory=dict)
@@ -80,9 +83,13 @@ class Signature:
 
 @dataclass(slots=True)
 class Plan:
-    """How to run one kind of call.  With a ``problem`` the other fields are empty."""
+    """How to run one kind of call.  With a ``problem`` the other fields are empty.
+
+    ``of_values`` marks a problem of the very values given: another call of the kind may run.
+    """
 
     problem: str = ""
+    of_values: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     sizes: tuple[int, ...] = ()  # of the axes, region after region
     operands: tuple[OperandPlan, ...] = ()
@@ -92,7 +99,7 @@ class Plan:
     allocations: tuple[tuple[Any, ...], ...] = ()  # shape, strides, dtype of each output
     addressable: bool = False  # on the CPU, every operand contiguous: addresses say it all
     wide: bool = False  # a CUDA kernel reaches offsets beyond 32 bits
-    entry: Callable[..., None] | None = None  # the CPU kernel by addresses, for small calls
+    entry: Callable[..., bool | None] | None = None  # the CPU kernel by addresses, for small calls
     # The fast path: whether tensors are of this kind, and what that test does not cover.
     matches: Callable[..., bool] | None = None
     grad_enabled: bool = False
@@ -148,6 +155,8 @@ def make_plan(
     try:
         results = _results(signature, args, with_gradient)
     except Exception as error:  # whatever eager raises, it shall raise it to the caller itself
+        if signature.checks_divisors and "ZeroDivisionError" in str(error):
+            return Plan(ZERO_DIVISOR, of_values=True)
         return Plan(f"eager refuses these arguments: {type(error).__name__}")
     problem = _results_problem(signature, results)
     if problem:
@@ -159,6 +168,8 @@ def make_plan(
     walked, operands, outputs = found
     sizes = [layouts.group_sizes(space, groups) for space, groups in walked]
     elements = max(math.prod(own) for own in sizes)
+    if signature.checks_divisors and not elements and any(tensor.numel() for tensor in tensors):
+        return Plan("the result is empty, what is divided may not be")
     if on_cuda and elements > index_width.MOST_ELEMENTS:
         return Plan(f"{elements} elements are more than one launch has threads")
     axes = [*(one.layout for one in operands), *(one.layout for one in outputs)]

@@ -60,6 +60,7 @@ class LaunchSpec:
     output_sizes: tuple[tuple[int, ...], ...]
     sizes: tuple[int, ...]
     scalars: tuple[float | int, ...]
+    checks_divisors: bool = False  # a CPU kernel takes a flag for zero divisors
 
     @property
     def elements(self) -> int:
@@ -178,6 +179,7 @@ def launch_spec(
         output_sizes=tuple(sizes[output.region] for output in program.outputs),
         sizes=tuple(size for own in sizes for size in own),
         scalars=tuple(scalars),
+        checks_divisors=program.checks_divisors,
     )
 
 

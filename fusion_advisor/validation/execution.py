@@ -35,15 +35,22 @@ class ExecutionRequest:
 
 @dataclass(frozen=True)
 class CaseOutcome:
-    """What one kernel did with one case.  ``trespasses`` are sentences; empty when clean."""
+    """What one kernel did with one case.  ``trespasses`` are sentences; empty when clean.
+
+    ``zero_divisor``: whether it told that it divided an integer by 0, None where it tells nothing.
+    """
 
     case: str
     variant: str
     outputs: tuple[np.ndarray, ...]
     trespasses: tuple[str, ...] = field(default=())
+    zero_divisor: bool | None = None
 
 
-Launch = Callable[[LaunchSpec, list[GuardedArray], list[GuardedArray], list[np.ndarray]], None]
+# Gives whether an integer was divided by 0, or None where the kernel does not tell.
+Launch = Callable[
+    [LaunchSpec, list[GuardedArray], list[GuardedArray], list[np.ndarray]], bool | None
+]
 
 
 def execute(request: ExecutionRequest) -> list[CaseOutcome]:
@@ -115,12 +122,17 @@ def _cpu_launcher(kernel: Callable[..., None]) -> Launch:
         operands: list[GuardedArray],
         outputs: list[GuardedArray],
         views: list[np.ndarray],
-    ) -> None:
+    ) -> bool | None:
         arrays = [
             output.array.reshape(sizes or (1,))
             for output, sizes in zip(outputs, spec.output_sizes, strict=True)
         ]
-        kernel(*views, *arrays, *spec.scalars)
+        if not spec.checks_divisors:
+            kernel(*views, *arrays, *spec.scalars)
+            return None
+        flag = GuardedArray(1, np.dtype(np.bool_), 0).array
+        kernel(*views, *arrays, flag, *spec.scalars)
+        return bool(flag[0])
 
     return launch
 
@@ -146,6 +158,7 @@ def _launch_native(
 def _run_case(name: str, variant: str, launch: Launch, spec: LaunchSpec) -> CaseOutcome:
     trespasses: list[str] = []
     results: list[list[np.ndarray]] = []
+    told: set[bool | None] = set()
     for poison in POISONS:
         operands = [_guarded_copy(operand) for operand in spec.operands]
         outputs = [
@@ -156,21 +169,25 @@ def _run_case(name: str, variant: str, launch: Launch, spec: LaunchSpec) -> Case
             buffer.strided(operand.sizes, operand.strides)
             for buffer, operand in zip(operands, spec.operands, strict=True)
         ]
-        launch(spec, operands, outputs, views)
+        zero_divisor = launch(spec, operands, outputs, views)
         trespasses += _changed_inputs(spec, operands)
         trespasses += [
             f"wrote before the start of output {label}"
             for (label, _), buffer in zip(spec.outputs, outputs, strict=True)
             if not buffer.front_intact()
         ]
+        told.add(zero_divisor)
         results.append([buffer.array.copy() for buffer in outputs])
     for (label, _), first, second in zip(spec.outputs, *results, strict=True):
         trespasses += _unwritten(label, first, second)
+    if len(told) > 1:
+        trespasses.append("tells of a zero divisor in one of two equal runs")
     return CaseOutcome(
         case=name,
         variant=variant,
         outputs=tuple(results[0]),
         trespasses=tuple(dict.fromkeys(trespasses)),
+        zero_divisor=zero_divisor,
     )
 
 

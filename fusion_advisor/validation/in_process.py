@@ -16,7 +16,7 @@ from fusion_advisor.errors import ValidationError
 from fusion_advisor.runtime import FusedFunction, FusionFallbackWarning, load_kernel
 from fusion_advisor.validation.bits import same_bits, same_bytes
 from fusion_advisor.validation.inputs import Case
-from fusion_advisor.validation.session import PreparedCase, Session, Tally
+from fusion_advisor.validation.session import PreparedCase, RaisingCase, Session, Tally
 
 
 def load(session: Session) -> tuple[FusedFunction, Callable[..., Any]]:
@@ -84,7 +84,33 @@ def check_calls(session: Session) -> Tally:
     for index, prepared in enumerate(session.prepared):
         _check_call(session, fused, index, prepared, tally)
         tally.cases += 1
+    for raising in session.raising:
+        _check_raising(fused, raising)
+        tally.cases += 1
     return tally
+
+
+def _check_raising(fused: FusedFunction, raising: RaisingCase) -> None:
+    """The fused function must raise what eager raises, as a counted fallback."""
+    case = raising.case
+    before = [tensor.clone() for tensor in case.tensors]
+    counted = sum(fused.stats.fallbacks.values())
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore", FusionFallbackWarning)
+        try:
+            fused(*case.tensors, *case.scalars)
+        except Exception as error:
+            if (type(error), str(error)) != (type(raising.error), str(raising.error)):
+                raise ValidationError(
+                    f"{case.name}: raises {error!r}, eager {raising.error!r}"
+                ) from error
+        else:
+            raise ValidationError(f"{case.name}: gives a result, eager raises {raising.error!r}")
+    if sum(fused.stats.fallbacks.values()) != counted + 1:
+        raise ValidationError(f"{case.name}: the fallback was not counted")
+    for number, (old, new) in enumerate(zip(before, case.tensors, strict=True)):
+        if not same_bytes(old, new):
+            raise ValidationError(f"{case.name}: changed its input {number}")
 
 
 def _check_call(

@@ -39,10 +39,12 @@ def run_cpu(session: Session) -> Tally:
 def _request(session: Session, most_elements: int | None = None, **kernel: Any) -> ExecutionRequest:
     program = session.kernel.program
     specs = []
-    for prepared in session.prepared:
-        if most_elements is not None and prepared.elements > most_elements:
-            continue
-        case = prepared.case
+    cases = [
+        prepared.case
+        for prepared in session.prepared
+        if most_elements is None or prepared.elements <= most_elements
+    ]
+    for case in (*cases, *(raising.case for raising in session.raising)):
         seen = arrays.seen_regions(session.graph, session.candidate, case.tensors)
         spec = arrays.launch_spec(program, seen, case.scalars)
         specs.append((case.name, spec))
@@ -84,10 +86,18 @@ def tally(session: Session, outcomes: Sequence[CaseOutcome]) -> Tally:
     result = Tally()
     index = {prepared.case.name: place for place, prepared in enumerate(session.prepared)}
     program = session.kernel.program
+    raising = {one.case.name for one in session.raising}
     for outcome in outcomes:
         label = f"{outcome.variant}, {outcome.case}"
         if outcome.trespasses:
             raise ValidationError(f"{label}: {'; '.join(outcome.trespasses)}")
+        if outcome.zero_divisor is False and outcome.case in raising:
+            raise ValidationError(f"{label}: an integer was divided by 0 and nobody was told")
+        if outcome.case in raising:
+            result.cases += 1
+            continue
+        if outcome.zero_divisor:
+            raise ValidationError(f"{label}: tells of a zero divisor where there is none")
         place = index[outcome.case]
         shapes = session.prepared[place].shapes
         actual = [

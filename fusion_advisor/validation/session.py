@@ -41,6 +41,14 @@ class PreparedCase:
         return max(math.prod(shape) for shape in self.shapes)
 
 
+@dataclass(frozen=True)
+class RaisingCase:
+    """A case for which eager raises because an integer divisor is 0; a CPU kernel must tell."""
+
+    case: Case
+    error: Exception
+
+
 @dataclass
 class Tally:
     """What comparing found, summed over cases."""
@@ -78,6 +86,7 @@ class Session:
     captured: Mapping[str, torch.Tensor] | None
     prepared: list[PreparedCase] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    raising: list[RaisingCase] = field(default_factory=list)
     beyond: list[Case] = field(default_factory=list)  # eager takes them; the kernel not as they lie
     _budgets: dict[int, tuple[OutputBudget, ...]] = field(default_factory=dict)
     # What kernels gave for large cases, and what that was worth: twins mostly agree to the bit.
@@ -99,6 +108,8 @@ class Session:
                     raise
                 except Exception as error:  # whatever eager raises, it raises for a person too
                     reason = f"{case.name} ({type(error).__name__})"
+                    if attempt is case:
+                        self._add_raising(case, error)
                     continue
                 self._add(attempt, expected)
                 break
@@ -138,6 +149,14 @@ class Session:
             self.beyond.append(case)
             return
         self.prepared.append(PreparedCase(case, tuple(region.shape for region in seen), expected))
+
+    def _add_raising(self, case: Case, error: Exception) -> None:
+        """Keep a case with a zero divisor, for a kernel that looks for them."""
+        if not self.kernel.program.checks_divisors or not is_zero_division(error):
+            return
+        if not self.candidate.regions:  # there the ops have to run for their shapes to be known
+            named = replace(case, name=f"{case.name}, zero divisors")
+            self.raising.append(RaisingCase(named, error))
 
     def run_reference(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Eager's results, without gradients."""
@@ -255,6 +274,11 @@ class Session:
         allowed = self._allowed(graph, group, operands)[group.outputs.index(value)]
         picked = actual.reshape(-1)[places]
         return replace(compare(picked, allowed), elements=expected.numel())
+
+
+def is_zero_division(error: Exception) -> bool:
+    """Whether eager raised this for an integer divided by 0."""
+    return type(error) is RuntimeError and "ZeroDivisionError" in str(error)
 
 
 def _identical(left: torch.Tensor, right: torch.Tensor) -> bool:

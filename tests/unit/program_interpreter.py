@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -91,6 +91,19 @@ def _float_function(opcode: str, args: Sequence[Array]) -> Array:
     return result.astype(args[0].dtype)
 
 
+def _power(base: int, exponent: int) -> int:
+    if exponent >= 0:
+        return base**exponent
+    return 0 if abs(base) != 1 else 1 if exponent % 2 == 0 else base
+
+
+def _whole_numbers(function: Callable[[int, int], int], a: Array, b: Array) -> Array:
+    """A function of Python's own integers, its results wrapped to the operands' dtype."""
+    pairs = zip(*(item.ravel().tolist() for item in np.broadcast_arrays(a, b)), strict=True)
+    wrapped = [function(*pair) & ((1 << 64) - 1) for pair in pairs]
+    return np.array(wrapped, np.uint64).astype(a.dtype).reshape(np.broadcast(a, b).shape)
+
+
 def _direct(opcode: str, args: Sequence[Array]) -> Array | None:
     """Opcodes that numpy computes exactly in the operands' own dtype."""
     a, b = args[0], args[-1]
@@ -111,8 +124,13 @@ def _direct(opcode: str, args: Sequence[Array]) -> Array | None:
         "trunc": lambda: np.trunc(a),
         "round": lambda: np.rint(a),
         "copysign": lambda: np.copysign(a, b),
+        "divisor": lambda: np.where(a == 0, np.ones_like(a), a),
         "floordiv": lambda: a // b,
-        "truncdiv": lambda: np.trunc(a.astype(np.float64) / b).astype(a.dtype),
+        "truncdiv": lambda: (a - np.fmod(a, b)) // b,
+        "power": lambda: _whole_numbers(_power, a, b),
+        "shift_left": lambda: _whole_numbers(lambda x, n: x << n if 0 <= n < 64 else 0, a, b),
+        "shift_right": lambda: _whole_numbers(lambda x, n: x >> (n if 0 <= n < 64 else 64), a, b),
+        "ldexp": lambda: np.ldexp(a, b),
         "and": lambda: a & b,
         "or": lambda: a | b,
         "xor": lambda: a ^ b,
