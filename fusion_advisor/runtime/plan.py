@@ -242,7 +242,7 @@ def _results(
         known = signature.seen.get(kind)
         if known is not None:
             return tuple(ResultFacts(space, strides, dtype, grad) for dtype, grad in known)
-    found = _observe(signature.eager, args, with_gradient, contiguous=kind is not None)
+    found = _observe(signature, args, with_gradient, contiguous=kind is not None)
     if kind is not None and all(
         (facts.shape, facts.strides) == (space, strides) for facts in found
     ):
@@ -251,38 +251,56 @@ def _results(
 
 
 def _observe(
-    eager: Callable[..., Any], args: tuple[Any, ...], with_gradient: bool, *, contiguous: bool
+    signature: Signature, args: tuple[Any, ...], with_gradient: bool, *, contiguous: bool
 ) -> tuple[ResultFacts, ...]:
     """Run the eager chain: on tensors without memory if torch has loaded what that needs.
 
     (Loading it takes 2 s, longer than almost any chain.)  Only for contiguous arguments: for others
     some of torch's meta functions (logaddexp, softplus_backward) give other strides than its
     kernels.  Ops from outside may have no such function: then on the arguments themselves.
-    Autocast is off: it changes nothing here.
+    Integers are divided on tensors of ones first: eager raises for a divisor of 0, and dies where
+    the smallest integer is divided by -1.  Autocast is off: it changes nothing here.
     """
+    eager = signature.eager
     # torch's meta functions import it when first called
     if contiguous and "torch._dynamo" in sys.modules:
         try:
-            return _results_of(eager, args, with_gradient, on_meta=True)
+            return _results_of(eager, [_on_meta(arg) for arg in args], args, with_gradient)
         except (RuntimeError, NotImplementedError):
             pass
-    return _results_of(eager, args, with_gradient, on_meta=False)
+    if signature.checks_divisors:
+        try:
+            return _results_of(eager, [_ones(arg) for arg in args], args, with_gradient)
+        except RuntimeError:  # a divisor that is computed, and 0 for ones
+            pass
+    own = [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    return _results_of(eager, own, args, with_gradient)
+
+
+def _on_meta(arg: Any) -> Any:
+    """A tensor without memory in its place."""
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta")
+
+
+def _ones(arg: Any) -> Any:
+    """A tensor of ones that lies as it does."""
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    moves = zip(arg.shape, arg.stride(), strict=True)
+    extent = 1 + sum((size - 1) * stride for size, stride in moves) if arg.numel() else 0
+    ones = torch.ones(extent, dtype=arg.dtype, device=arg.device)
+    return ones.as_strided(arg.shape, arg.stride())
 
 
 def _results_of(
-    eager: Callable[..., Any], args: tuple[Any, ...], with_gradient: bool, *, on_meta: bool
+    eager: Callable[..., Any], inputs: list[Any], args: tuple[Any, ...], with_gradient: bool
 ) -> tuple[ResultFacts, ...]:
-    inputs: list[Any] = []
-    for arg in args:
-        if not isinstance(arg, torch.Tensor):
-            inputs.append(arg)
-            continue
-        if on_meta:
-            shape, strides = arg.shape, arg.stride()
-            tensor = torch.empty_strided(shape, strides, dtype=arg.dtype, device="meta")
-        else:
-            tensor = arg.detach()
-        inputs.append(tensor.requires_grad_(arg.requires_grad and with_gradient))
+    """What eager gives for ``inputs``, which stand for ``args``."""
+    for given, arg in zip(inputs, args, strict=True):
+        if isinstance(arg, torch.Tensor):
+            given.requires_grad_(arg.requires_grad and with_gradient)
     device = next(arg.device.type for arg in args if isinstance(arg, torch.Tensor))
     with torch.set_grad_enabled(with_gradient), torch.autocast(device, enabled=False):
         results = eager(*inputs)

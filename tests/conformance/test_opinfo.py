@@ -37,15 +37,6 @@ RUN = (*NAMES["required"][::12], "addcmul", "heaviside", "isinf")
 
 # What is asked for and refused, on float32 or int64, and a part of the reason.
 REFUSED = {
-    "div.trunc_rounding": "raises in eager when a divisor is zero",
-    "div.floor_rounding": "raises in eager when a divisor is zero",
-    "floor_divide": "raises in eager when a divisor is zero",
-    "fmod": "raises in eager when a divisor is zero",
-    "remainder": "raises in eager when a divisor is zero",
-    "__rmod__": "raises in eager when a divisor is zero",
-    "pow": "no recipe for dtype int64",
-    "__rpow__": "no recipe for dtype int64",
-    "ldexp": ("its exponent is no integer", "no recipe for dtype int64"),
 }
 
 
