@@ -36,8 +36,7 @@ DTYPES = (torch.float32, torch.int64)
 RUN = (*NAMES["required"][::12], "addcmul", "heaviside", "isinf")
 
 # What is asked for and refused, on float32 or int64, and a part of the reason.
-REFUSED = {
-}
+REFUSED = {}
 
 
 @pytest.fixture(autouse=True)

@@ -473,10 +473,11 @@ def test_signs_of_remainders() -> None:
 
 
 @pytest.mark.parametrize("op", [torch.floor_divide, torch.remainder, torch.fmod])
-def test_integer_division_by_a_tensor_stays_eager(op: Callable[..., Any]) -> None:
-    outcome = through(lambda a, b: op(a, b) + 1, torch.tensor([7, 8]), torch.tensor([2, 3]))
-    assert not outcome.kernels, "a zero divisor raises in eager, which a kernel cannot do"
-    assert not outcome.refusals and outcome.reasons == {"unsupported-op"}
+def test_integer_division_by_a_tensor_is_fused(op: Callable[..., Any]) -> None:
+    a, b = torch.tensor([7, -8, 2**62 + 3]), torch.tensor([2, 3, -3])
+    outcome = through(lambda a, b: op(a, b) + 1, a, b)
+    assert len(outcome.kernels) == 1
+    assert outcome.result.tolist() == (op(a, b) + 1).tolist()
 
 
 def test_float_remainder_by_zero_is_nan() -> None:
