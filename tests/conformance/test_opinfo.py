@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from dataclasses import replace
@@ -62,7 +63,7 @@ def test_required_entries_become_kernels_or_are_refused_for_a_known_reason():
     refused = {}
     for name in NAMES["required"]:
         for dtype in DTYPES:
-            for _, call in zip(range(2), opinfo.calls(ENTRIES[name], dtype), strict=False):
+            for call in itertools.islice(opinfo.calls(ENTRIES[name], dtype), 1):
                 try:
                     checks_of(call)
                 except Refused as reason:
