@@ -91,8 +91,10 @@ def test_rows_beyond_32_bits_are_read_where_they_are(strided: Chain, row_stride:
     expected = rows_apart(x, bias, y)
     fused = fused_of(strided)
     assert torch.equal(fused(x, bias, y), expected), "the CPU kernel, as a call runs it"
+    threads = torch.get_num_threads()  # Numba's OpenMP layer, once loaded, sets those of torch
     for parallel in (False, True):
         assert torch.equal(fused.run_cpu((x, bias, y), parallel=parallel)[0], expected)
+    torch.set_num_threads(threads)
     launch = fused.prepare((x, bias, y), "cuda")
     assert {type(number) for number in (*launch.sizes, *launch.strides)} == {np.uint64}
     assert [int(stride) for stride in launch.strides] == [row_stride, 1]
