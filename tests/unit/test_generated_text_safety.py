@@ -176,7 +176,7 @@ def hostile_span(text: str, expression: str) -> SourceSpan:
 
 def renamed(graph: OpGraph, text: str) -> OpGraph:
     """The recording with the text in all names, places and ids."""
-    bare = text.replace("@", "")  # tells repeated ops from recorded ones; torch's names have none
+    bare = text.replace("@", "").replace("#", "")  # these tell repeats; torch's names have none
 
     def value(name: str) -> str:
         return f"{bare}{name}"
