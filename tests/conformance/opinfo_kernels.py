@@ -53,6 +53,11 @@ class Check:
     layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
     @property
+    def empty(self) -> bool:
+        """Whether there is no element to compute."""
+        return not any(allowed.eager.numel() for allowed in self.allowed)
+
+    @property
     def label(self) -> str:
         """What a fault is reported by."""
         dtypes = ", ".join(str(tensor.dtype).removeprefix("torch.") for tensor in self.operands)

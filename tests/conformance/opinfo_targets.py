@@ -116,6 +116,10 @@ class CpuTarget:
         kernel = check.kernel
         fused = load_kernel(kernel.text, kernel.entry, kernel.hash)[kernel.entry]
         fused.cpu = self._kernels.setdefault(code_of(check, "cpu_kernel"), fused.cpu)
+        if check.empty and (refusal := fused.why_not(*check.operands)):
+            # Nothing to compute, yet eager may have to look at what it would compute with.
+            tally.refused[f"{check.form}: guard: {refusal}"] += 1
+            return
         results = fused.run_cpu(check.operands, parallel=False)
         judge(check, results, tally)
         if any(result.storage_offset() for result in results):

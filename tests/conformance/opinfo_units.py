@@ -47,9 +47,13 @@ _RUNNERS: dict[Target, tuple[str, ...]] = {
 _MATHS: dict[str, tuple[str, ...]] = {
     "cpu_math.": (
         "runtime/cpu_math.py", "runtime/float32_math.py", "runtime/float64_math.py",
-        "runtime/trigonometry.py", "runtime/intrinsics.py",
+        "runtime/trigonometry.py", "runtime/intrinsics.py", "runtime/integer_math.py",
+        "runtime/scalar_ir.py",
     ),
-    "cuda_math.": ("runtime/cuda_math.py", "runtime/cuda_support.py"),
+    "cuda_math.": (
+        "runtime/cuda_math.py", "runtime/cuda_support.py", "runtime/integer_math.py",
+        "runtime/scalar_ir.py",
+    ),
 }  # fmt: skip
 _DISTRIBUTIONS: dict[Target, tuple[str, ...]] = {
     "cpu": ("torch", "numpy", "numba", "llvmlite"),

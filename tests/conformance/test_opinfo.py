@@ -156,6 +156,17 @@ def test_long_permuted_and_written_samples_agree_on_both_targets(name):
         assert (tally.called, tally.parallel) == ((1, 1) if target == "cpu" else (0, 0))
 
 
+def test_what_guards_leave_to_eager_is_told_where_nothing_is_computed():
+    calls = [c for c in opinfo.calls(ENTRIES["remainder"], torch.int64) if c.form == "empty"]
+    checks = [check for call in calls for check in checks_of(call)]
+    assert len(checks) > 1 and all(check.empty for check in checks)
+    tally = Tally()
+    run_checks(make_target("cpu"), checks, tally, thoroughly=False)
+    assert not tally.faults
+    assert 0 < sum(tally.refused.values()) < len(checks)
+    assert all("the result is empty" in reason for reason in tally.refused)
+
+
 def test_ops_of_one_sample_run_as_one_group_too():
     call = first_call("isclose", torch.float32)
     checks = checks_of(call)
