@@ -14,7 +14,7 @@ export KINETO_LOG_LEVEL := 6
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance extension pictures check bench resolve constraints docs clean
+.PHONY: help demo test conformance sweep extension pictures check bench resolve constraints docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ test: $(VENV)/.ready-test ## Run the tests (ARGS="-k words" passes options to py
 # writes docs/conformance.md, and "--validate" puts some of the kernels through the validator.
 conformance: $(VENV)/.ready-test ## Run torch's OpInfo samples through kernels; writes build/conformance.json
 	@$(BIN)/python tests/conformance/run_opinfo.py $(ARGS)
+
+# ARGS="--ops exp,tanh" sweeps some ops, ARGS="--stride 97" every 97th float32 (all: hours a core).
+sweep: $(VENV)/.ready-test ## Sweep ops over all float32 inputs; keeps tests/conformance/accuracy.json
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/conformance/sweep.py $(ARGS)
 
 extension: $(VENV)/.ready-test ## Build the JupyterLab extension, for the jupyter lab of .venv
 	@$(BIN)/python tools/front_end.py link

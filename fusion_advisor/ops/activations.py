@@ -14,6 +14,9 @@ SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 GELU_CUBE = 0.044715
 SELU_ALPHA = 1.6732632423543772848170429916717
 SELU_SCALE = 1.0507009873554804934193349852946
+# exp(-37) is a float32 to 0.007 ULP, as no other whole number's exponential is.
+_MISH_SHIFT = 37.0
+_MISH_SCALE = math.exp(-_MISH_SHIFT)
 
 _GELU_NOTE = (
     "1 + erf cancels in the left tail, so the error scales with x; eager's contiguous float32 "
@@ -218,13 +221,24 @@ def softplus(call: Call) -> Value:
     return call.store(call.emit("select", linear, x, soft), dtype)
 
 
-@op("mish.default", flops=50, budget_ulp=4)
+@op("mish.default", flops=54, budget_ulp=4)
 def mish(call: Call) -> Value:
-    """``x * tanh(log1p(exp(x)))``."""
+    """``x * tanh(log1p(exp(x)))``; in float32 below -87 ``x * exp(x)``, which it comes to there.
+
+    exp(x) has lost bits below -87, and a hundred times its error would be seen; so it is taken
+    at x + 37, and scaled back at the end.
+    """
     dtype = call.require_float(call.same_dtype("self"))
     x = call.load("self", dtype)
-    tanh = call.emit("tanh", call.emit("log1p", call.emit("exp", x)))
-    return call.store(call.emit("mul", x, tanh), dtype)
+    if dtype != "float32":
+        tanh = call.emit("tanh", call.emit("log1p", call.emit("exp", x)))
+        return call.store(call.emit("mul", x, tanh), dtype)
+    tiny = call.emit("lt", x, call.constant(-87.0, dtype))
+    raised = call.emit("add", x, call.constant(_MISH_SHIFT, dtype))
+    exp = call.emit("exp", call.emit("select", tiny, raised, x))
+    scaled = call.emit("mul", call.emit("mul", x, exp), call.constant(_MISH_SCALE, dtype))
+    result = call.emit("mul", x, call.emit("tanh", call.emit("log1p", exp)))
+    return call.store(call.emit("select", tiny, scaled, result), dtype)
 
 
 def minus_softplus(call: Call, x: Value, dtype: str) -> tuple[Value, Value]:

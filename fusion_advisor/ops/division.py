@@ -99,17 +99,25 @@ def fmod(call: Call) -> Value:
 
 
 def _floor_quotient(call: Call, dtype: str) -> Value:
-    """Python's floor division on floats, step by step as eager does it."""
-    a, b = call.load("self", dtype), call.load("other", dtype)
+    """Python's floor division on floats, step by step as eager does it.
+
+    By a tensor, eager's 16-bit kernel rounds after each step; by a number only at the end.
+    """
+    a, b = call.load("self", dtype), right_operand(call, "other", dtype)
+
+    def stored(value: Value) -> Value:
+        by_tensor = call.operand("other").weight == "tensor"
+        return call.round_step(value, dtype) if by_tensor else value
+
     zero, one, half = (call.constant(number, dtype) for number in (0.0, 1.0, 0.5))
     rest, wrong_sign = _remainder_step(call, a, b)
-    exact = call.round_step(call.emit("sub", a, rest), dtype)
-    quotient = call.round_step(call.emit("div", exact, b), dtype)
-    lower = call.round_step(call.emit("sub", quotient, one), dtype)
+    exact = stored(call.emit("sub", a, rest))
+    quotient = stored(call.emit("div", exact, b))
+    lower = stored(call.emit("sub", quotient, one))
     quotient = call.emit("select", wrong_sign, lower, quotient)
     floor = call.emit("floor", quotient)
-    excess = call.round_step(call.emit("sub", quotient, floor), dtype)
-    above = call.round_step(call.emit("add", floor, one), dtype)
+    excess = stored(call.emit("sub", quotient, floor))
+    above = stored(call.emit("add", floor, one))
     floor = call.emit("select", call.emit("gt", excess, half), above, floor)
     plain = call.emit("div", a, b)
     signed_zero = call.emit("copysign", zero, plain)
@@ -153,5 +161,8 @@ def div_mode(call: Call) -> Value:
     dtype = call.require_number(call.common_dtype("self", "other"))
     if is_integer(dtype):
         return call.emit("truncdiv", call.load("self", dtype), _integer_divisor(call, dtype))
-    quotient = call.emit("div", call.load("self", dtype), call.load("other", dtype))
-    return call.store(call.emit("trunc", call.round_step(quotient, dtype)), dtype)
+    a, b = call.load("self", dtype), right_operand(call, "other", dtype)
+    quotient: Value = call.emit("div", a, b)
+    if call.operand("other").weight == "tensor":
+        quotient = call.round_step(quotient, dtype)
+    return call.store(call.emit("trunc", quotient), dtype)

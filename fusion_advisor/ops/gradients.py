@@ -69,9 +69,10 @@ def sigmoid_backward(call: Call) -> Value:
     "silu_backward.default",
     parameters="grad_output self",
     flops=26,
-    budget_ulp=4,
+    budget_ulp=20,
     error_scale="operand",
-    note="1 + x(1 - s) cancels around x = -1.28",
+    note="the rounding of s comes x times into the slope, up to x = 17, where s becomes 1: eager "
+    "is 16.5 ULP off; 1 + x(1 - s) cancels around x = -1.28",
 )
 def silu_backward(call: Call) -> Value:
     """(g * s) * (1 + x(1 - s)), its sum one fused multiply-add."""
@@ -106,10 +107,10 @@ def _tanh_gelu_slope(call: Call, x: Value, dtype: str) -> Value:
     parameters="grad_output self *approximate",
     flops=44,
     budget_ulp=4,
-    budgets_by_text=(("tanh", 32),),
+    budgets_by_text=(("tanh", 20),),
     error_scale="operand",
-    note="cdf + x pdf cancels; eager's contiguous float32 kernel is another library's; with tanh, "
-    "its error near 1 (2.6 ULP of 2**-24) comes x (inner slope) = 22 times larger around |x| = 5.5",
+    note="cdf + x pdf cancels; eager's contiguous float32 kernel is another library's; with tanh "
+    "its rounding near 1 comes up to 22 times into the slope around x = 5: eager is 16.8 ULP off",
 )
 def gelu_backward(call: Call) -> Value:
     """Gradient of either GELU."""
@@ -231,9 +232,10 @@ def softplus_backward(call: Call) -> Value:
     "mish_backward.default",
     parameters="grad_output self",
     flops=70,
-    budget_ulp=4,
+    budget_ulp=20,
     error_scale="operand",
-    note="tanh + x s (1 - tanh²) cancels around x = -1.2",
+    note="tanh + x s (1 - tanh²) cancels around x = -1.2; the rounding of tanh near 1 comes 2x "
+    "times into the slope, up to x = 8: eager is 16 ULP off",
 )
 def mish_backward(call: Call) -> Value:
     """``g * (t + x s (1 - t*t))`` with t = tanh(softplus(x))."""

@@ -28,11 +28,12 @@ class OpInfo:
     first operand (ops that cancel: no bound relative to the result exists); 0 means
     bit-equal to eager.  ``budgets_by_text`` are those of calls with such a text
     argument.  ``note`` says why a budget is above 4 or not 0 for plain
-    arithmetic.  ``parameters`` lists the schema's names, keyword-only ones starred.
-    ``promotion`` tells how the output dtype comes about.  Of ``unread`` parameters shape and
-    dtype matter, their elements do not.  With ``halves`` an element of the result needs two of
-    the first operand, from either half of a dimension; a recipe has them as ``self`` and
-    ``second``.  ``zero_raises``: dividing an integer by 0 does in eager.
+    arithmetic.  ``half_steps``: in 16 bits eager rounds between its steps, so that an ULP of one
+    of them is seen whole in the result.  ``parameters`` lists the schema's names, keyword-only
+    ones starred.  ``promotion`` tells how the output dtype comes about.  Of ``unread``
+    parameters shape and dtype matter, their elements do not.  With ``halves`` an element of the
+    result needs two of the first operand, from either half of a dimension; a recipe has them as
+    ``self`` and ``second``.  ``zero_raises``: dividing an integer by 0 does in eager.
     """
 
     name: str
@@ -42,6 +43,7 @@ class OpInfo:
     budget_ulp: float = 0.0
     budgets_by_text: tuple[tuple[str, float], ...] = ()
     error_scale: Literal["result", "operand"] = "result"
+    half_steps: bool = False
     discontinuous: bool = False
     reason: str = ""
     promotion: PromotionKind = "default"
@@ -70,6 +72,7 @@ def op(
     budget_ulp: float = 0.0,
     budgets_by_text: tuple[tuple[str, float], ...] = (),
     error_scale: Literal["result", "operand"] = "result",
+    half_steps: bool = False,
     discontinuous: bool = False,
     promotion: PromotionKind = "default",
     note: str = "",
@@ -90,6 +93,7 @@ def op(
                 budget_ulp=budget_ulp,
                 budgets_by_text=budgets_by_text,
                 error_scale=error_scale,
+                half_steps=half_steps,
                 discontinuous=discontinuous,
                 promotion=promotion,
                 parameters=parameters,

@@ -2,10 +2,10 @@
 
 Inside a compiled kernel each call becomes straight-line code that LLVM vectorises with the loop
 around it; as plain Python the functions go through NumPy, so that a kernel's ``py_func`` can be
-stepped through.  Largest errors as measured: ``docs/cpu_math.md``.
+stepped through.  Largest errors as measured: ``docs/accuracy.md``.
 
-Vectorised: everything on float32 except the inverse trigonometric and hyperbolic functions,
-erfc, atan2 and fmod, which call the C library; on float64 also erf, sin, cos, tan and pow do.
+Vectorised: everything on float32 except atan2 and fmod, which call the C library; on float64
+erf, erfc, the trigonometric functions, the inverse ones and pow do so too.
 """
 
 from __future__ import annotations
@@ -365,10 +365,8 @@ _BOTH = (exp, exp2, expm1, log, log2, log10, log1p, tanh, sinh, cosh, sigmoid)
 for _stub in _BOTH:
     _name = _stub.__name__
     _implement(_stub, 1, getattr(float32_math, _name), getattr(float64_math, _name))
-for _stub in (erf, sin, cos, tan):
+for _stub in (erf, erfc, sin, cos, tan, asin, acos, atan, asinh, acosh, atanh):
     _implement(_stub, 1, getattr(float32_math, _stub.__name__), getattr(math, _stub.__name__))
-for _stub in (erfc, asin, acos, atan, asinh, acosh, atanh):
-    _implement(_stub, 1, getattr(math, _stub.__name__), getattr(math, _stub.__name__))
 _ROWS: tuple[tuple[Callable[..., Any], int, Any, Any], ...] = (
     (atan2, 2, math.atan2, math.atan2),
     (fmod, 2, intrinsics.float_remainder, intrinsics.float_remainder),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,6 +39,29 @@ def call(node: OpNode, values: Mapping[str, torch.Tensor], *, wide: bool = False
     keywords = {name: _argument(argument, values, wide) for name, argument in node.kwargs}
     result = function(*arguments, **keywords)
     return result.to(arguments[0].dtype) if is_inplace(node.op) else result
+
+
+# These make a tensor of the operands' dtype of a number; other ops compute with it in float32.
+_NUMBER_AS_TENSOR = ("aten.pow.", "aten.xlogy.", "aten.special_xlog1py.")
+
+
+def with_rounded_numbers(node: OpNode, dtype: torch.dtype) -> OpNode:
+    """The node with its numbers as eager takes them on tensors of a float dtype: rounded.
+
+    In float64 an op takes them as they are: for ``x ** 1.7`` that is another function than the one
+    float32 computes.
+    """
+    if dtype == torch.float64:
+        return node
+    kept = dtype if node.op.startswith(_NUMBER_AS_TENSOR) else torch.float32
+
+    def rounded(argument: Argument) -> Argument:
+        if isinstance(argument, float):
+            return float(torch.tensor(argument, dtype=kept))
+        return tuple(map(rounded, argument)) if isinstance(argument, tuple) else argument
+
+    args = tuple(map(rounded, node.args))
+    return replace(node, args=args, kwargs=tuple((name, rounded(a)) for name, a in node.kwargs))
 
 
 def _argument(argument: Argument, values: Mapping[str, torch.Tensor], wide: bool) -> Any:

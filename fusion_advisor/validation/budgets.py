@@ -150,6 +150,7 @@ class Chain:
         self.eager = self._run(inputs)
         self._budgets = {node.id: op_budget(node) for node in nodes}
         self._loops: dict[tuple[str, str], Interval | None] = {}
+        self._rounded = {node.id: _as_computed(node, self.eager) for node in nodes}
 
     def _run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The values that the chain is compared with."""
@@ -251,7 +252,8 @@ class Chain:
         fixed = moved
         if jumped is not None and side is not None:
             fixed = jumped if moved is None else moved | jumped
-        low, high = _widen(eager, low, high, own, scale, corners[0], fixed)
+        steps = _half_steps(node, eager)
+        low, high = _widen(eager, low, high, own, scale, corners[0], fixed, steps)
         interval = Interval(low=low, high=high, loose=loose, maybe_nan=maybe_nan & loose)
         return (interval if other is None else _either(interval, other)), jumped
 
@@ -313,7 +315,7 @@ class Chain:
         """A result in float64; of an op from outside that lacks it, in the recorded dtypes."""
         with torch.no_grad():
             try:
-                made = aten.call(node, values, wide=True)
+                made = aten.call(self._rounded[node.id], values, wide=True)
             except RuntimeError:
                 if not is_added(node.op):
                     raise
@@ -368,6 +370,14 @@ def _either(one: Interval, two: Interval) -> Interval:
         loose=one.loose | two.loose,
         maybe_nan=one.maybe_nan | two.maybe_nan,
     )
+
+
+def _as_computed(node: OpNode, eager: Mapping[str, torch.Tensor]) -> OpNode:
+    """The node with its numbers rounded as on its float operands."""
+    dtypes = [eager[name].dtype for name in node.inputs if eager[name].dtype.is_floating_point]
+    if not dtypes:
+        return node
+    return aten.with_rounded_numbers(node, max(dtypes, key=lambda dtype: dtype.itemsize))
 
 
 def _out_of_range(
@@ -525,9 +535,11 @@ def _widen(
     scale: torch.Tensor,
     true: torch.Tensor,
     fixed: torch.Tensor | None,
+    steps: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add the op's own budget (in ULP at ``scale``), take eager's value in, round to the dtype.
 
+    ``steps`` are ULP of the dtype around eager's value, see ``_half_steps``.
     ``fixed`` marks elements on one side of a jump, where eager's value may belong
     to the other side and is left out.
     """
@@ -553,10 +565,23 @@ def _widen(
         torch.where(off > 0, 2 * off + ulp(seen, dtype), off) if not own else torch.zeros_like(off)
     )
     low, high = low - off, high + off
-    with_eager_low, with_eager_high = torch.fmin(low, seen), torch.fmax(high, seen)
+    around = steps * ulp(seen, dtype) if steps else torch.zeros_like(seen)
+    with_eager_low = torch.fmin(low, seen - around)
+    with_eager_high = torch.fmax(high, seen + around)
     if fixed is None:
         return with_eager_low, with_eager_high
     return torch.where(fixed, low, with_eager_low), torch.where(fixed, high, with_eager_high)
+
+
+# A result of 16 bits one step below the next power of two doubles an ULP of the step before.
+HALF_STEP_ULP = 2
+
+
+def _half_steps(node: OpNode, eager: torch.Tensor) -> int:
+    """ULP that the flip of an inner rounding to 16 bits makes in the result; 0 without such."""
+    info = lookup(node.op)
+    inner = info is not None and info.half_steps
+    return HALF_STEP_ULP if inner and eager.dtype in (torch.float16, torch.bfloat16) else 0
 
 
 def _spread(

@@ -69,6 +69,36 @@ def test_room_is_carried_through_the_derivative() -> None:
     assert float((hidden.ways[0].high - hidden.ways[0].low).max()) == 0.0
 
 
+def test_a_number_counts_as_float32_holds_it() -> None:
+    # float32(1.7) is a little more than 1.7: the power is 37 ULP larger, and eager's strided loop
+    # computes the smaller one.  An ULP above the larger is an ULP from a true value.
+    x = torch.full((64,), 1e20)
+    allowed = _budget(lambda x: x**1.7, x)
+    assert float(allowed.eager[0]) == pytest.approx(
+        float(x[0].double() ** float(torch.tensor(1.7)))
+    )
+    above = torch.nextafter(allowed.eager, allowed.eager * 2)
+    assert compare(above, allowed).mismatches == 0
+    for _ in range(4):
+        above = torch.nextafter(above, allowed.eager * 2)
+    assert compare(above, allowed).mismatches == 64
+
+
+def test_the_flip_of_an_inner_rounding_to_16_bits_is_allowed() -> None:
+    # The logarithm, -5.974, lies next to the middle of two float16, to which it is rounded.
+    y = torch.full((4,), 0.0025424957275390625, dtype=torch.float16)
+    allowed = _budget(lambda y: torch.xlogy(1.7, y), y)
+    flipped = torch.nextafter(allowed.eager, torch.full_like(allowed.eager, -100.0))
+    assert flipped[0] == -10.1640625
+    assert compare(flipped, allowed).mismatches == 0
+    beyond = flipped
+    for _ in range(2):
+        beyond = torch.nextafter(beyond, torch.full_like(beyond, -100.0))
+    assert compare(beyond, allowed).mismatches == 4
+    plain = _budget(torch.log, torch.full((4,), 0.3, dtype=torch.float16))
+    assert compare(torch.nextafter(plain.eager, plain.eager * 2), plain).mismatches == 4
+
+
 def test_cancellation_widens_the_room_in_ulp_but_not_in_size() -> None:
     x = torch.full((4,), 1.0)
     allowed = _budget(lambda x: torch.exp(x) - 2.7182817, x, own=_only("aten.exp.default", 1.0))
