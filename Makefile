@@ -14,7 +14,7 @@ export KINETO_LOG_LEVEL := 6
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance sweep extension pictures check bench resolve constraints docs clean
+.PHONY: help demo test conformance programs sweep extension pictures check bench resolve constraints docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ test: $(VENV)/.ready-test ## Run the tests (ARGS="-k words" passes options to py
 # writes docs/conformance.md, and "--validate" puts some of the kernels through the validator.
 conformance: $(VENV)/.ready-test ## Run torch's OpInfo samples through kernels; writes build/conformance.json
 	@$(BIN)/python tests/conformance/run_opinfo.py $(ARGS)
+
+# ARGS="--count 2000 --seed 7" draws more and others.
+programs: $(VENV)/.ready-test ## Hold kernels of random programs against eager; writes build/programs.json
+	@$(BIN)/python tests/conformance/run_programs.py $(ARGS)
 
 # ARGS="--ops exp,tanh" sweeps some ops, ARGS="--stride 97" every 97th float32 (all: hours a core).
 sweep: $(VENV)/.ready-test ## Sweep ops over all float32 inputs; keeps tests/conformance/accuracy.json

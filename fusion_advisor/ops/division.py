@@ -129,7 +129,6 @@ def _floor_quotient(call: Call, dtype: str) -> Value:
 @op(
     "floor_divide.default",
     "floor_divide.Scalar",
-    "floor_divide.Tensor",  # as the in-place overload is called
     parameters="self other",
     flops=28,
     discontinuous=True,

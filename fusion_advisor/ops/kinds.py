@@ -16,6 +16,8 @@ _DUNDER_INPLACE = {
     "__ilshift__": "__lshift__",
     "__irshift__": "__rshift__",
 }
+# Overloads whose functional twin has another name than theirs without underscore.
+_FUNCTIONAL = {"aten.floor_divide_.Tensor": "aten.floor_divide.default"}
 
 _BASES_BY_KIND: dict[OpKind, str] = {
     "elementwise": """
@@ -197,6 +199,8 @@ def functional_name(op: str) -> str:
     """The overload that computes the same without writing: itself unless in-place."""
     if not is_inplace(op):
         return op
+    if op in _FUNCTIONAL:
+        return _FUNCTIONAL[op]
     namespace, base, overload = _split(op)
     functional = _DUNDER_INPLACE.get(base, base[:-1])
     return ".".join(part for part in (namespace, functional, overload) if part)

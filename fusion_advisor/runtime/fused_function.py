@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import numba
 import torch
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from fusion_advisor.errors import UsageError
-from fusion_advisor.runtime import autograd, guards, index_width, launch, launch_cuda
+from fusion_advisor.runtime import autograd, guards, index_width, launch, launch_cuda, threads
 from fusion_advisor.runtime.cpu_kernels import SERIAL_BELOW
 from fusion_advisor.runtime.launch import Launch
 from fusion_advisor.runtime.layouts import Groups
@@ -349,9 +350,11 @@ class FusedFunction:
         if prepared.elements:
             if parallel is None:
                 self.cpu.run(prepared.arguments, prepared.elements)
+            elif parallel:
+                with threads.limited_to(numba.get_num_threads()):
+                    self.cpu.parallel(*prepared.arguments)
             else:
-                twin = self.cpu.parallel if parallel else self.cpu.serial
-                twin(*prepared.arguments)
+                self.cpu.serial(*prepared.arguments)
             if prepared.met_zero_divisor:
                 raise UsageError(f"{self.name}: {ZERO_DIVISOR}, where eager raises")
             prepared.finish()

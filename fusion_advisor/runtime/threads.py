@@ -40,7 +40,7 @@ def threading_layer() -> str:
     """
     global _layer
     if _layer is None:
-        with _layer_lock:
+        with _layer_lock, torchs_number_kept():
             if _layer is None:
                 _layer = _start_layer()
     return _layer
@@ -81,8 +81,20 @@ def worker_count() -> int:
 def limited_to(count: int) -> Iterator[None]:
     """Run parallel kernels of this thread on ``count`` threads; the previous mask comes back."""
     previous = numba.get_num_threads()
-    numba.set_num_threads(count)
+    with torchs_number_kept():
+        numba.set_num_threads(count)
+        try:
+            yield
+        finally:
+            numba.set_num_threads(previous)
+
+
+@contextmanager
+def torchs_number_kept() -> Iterator[None]:
+    """Keep torch's number of threads: where both use OpenMP, Numba's team changes it."""
+    before = torch.get_num_threads()
     try:
         yield
     finally:
-        numba.set_num_threads(previous)
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)

@@ -199,9 +199,10 @@ def _operand(
     absent = {axis for axes in space.groups if axes not in own for axis in axes}
     if any(shape[axis] != 1 and seen.stride(axis) for axis in absent) and 0 not in shape:
         raise ValidationError(f"operand {entry.name} is not broadcast as the program says")
-    empty = 0 in sizes
+    empty = 0 in sizes or not seen.numel()  # a view of nothing may start behind its memory
     extent = 0 if empty else 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-    data = _bits(seen).as_strided((extent,), (1,), seen.storage_offset())
+    flat = _bits(seen)
+    data = flat.as_strided((extent,), (1,), 0 if empty else flat.storage_offset())
     strided = entry.layout == "strided"
     if not strided and not empty and extent != _product(sizes):
         raise ValidationError(f"operand {entry.name} is not dense as the program says")

@@ -219,10 +219,13 @@ class Chain:
             return other, None
         corners = self._corners(node, value, intervals, moving)
         low, high, maybe_nan = _hull(corners, moved)
-        wraps = None
+        turns = None
         if moving:
             low, high = _with_peaks(node, self.eager, intervals, low, high)
-            wraps, low, high = _whole_turns(node, self.eager, intervals, low, high)
+            turns = _turns(node, self.eager, intervals, eager.shape)
+        if turns is not None:
+            low = torch.where(turns.whole, turns.low, low)
+            high = torch.where(turns.whole, turns.high, high)
         for name in moving:
             source = intervals[name]
             if source is not None and bool(source.maybe_nan.any()):
@@ -236,13 +239,19 @@ class Chain:
             # Not wider than rounding: the sides of a jump are far apart.
             apart = high - low > 16 * ulp(torch.maximum(low.abs(), high.abs()), torch.float32)
             # Nor as narrow as the operands' own: a small remainder is known less well, no jump.
-            apart &= high - low > 4 * _operand_width(eager, intervals, moving)
+            smooth = _operand_width(eager, intervals, moving) if turns is None else turns.width
+            apart &= high - low > 4 * smooth
             jumped = (apart | (torch.isnan(low) != torch.isnan(high))) & loose
-            if wraps is not None:
-                jumped &= ~wraps  # anything in its range: that is no choice of two sides
+            if turns is not None:
+                jumped &= ~turns.whole  # anything in its range: that is no choice of two sides
             jumped = jumped if bool(jumped.any()) else None
             if jumped is not None and side is not None:
-                width = torch.where(jumped, 64 * ulp(high.abs(), torch.float32), high - low)
+                side_width = 64 * ulp(high.abs(), torch.float32)
+                if turns is not None:  # from an end some way on, and what lies before it
+                    side_width = side_width + 2 * turns.width
+                    low = torch.where(jumped, low - turns.width, low)
+                    high = torch.where(jumped, high + turns.width, high)
+                width = torch.where(jumped, side_width, high - low)
                 if not eager.dtype.is_floating_point:
                     width = torch.where(jumped, torch.zeros_like(width), high - low)
                 if side == 0:
@@ -477,19 +486,28 @@ def _with_peaks(
 _REMAINDERS = ("aten.remainder", "aten.fmod")
 
 
-def _whole_turns(
+@dataclass(frozen=True)
+class _Turns:
+    """How a remainder moves with its operands: ``width`` smoothly, but for jumps by the divisor.
+
+    ``whole`` marks where that is so much that it may be any rest there is, ``low`` to ``high``.
+    """
+
+    width: torch.Tensor
+    whole: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+
+
+def _turns(
     node: OpNode,
     eager: Mapping[str, torch.Tensor],
     intervals: Mapping[str, Interval | None],
-    low: torch.Tensor,
-    high: torch.Tensor,
-) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
-    """The ends of a remainder, and where its operands are known no better than to the divisor.
-
-    There it may be anything that a remainder by that divisor is.
-    """
+    shape: torch.Size,
+) -> _Turns | None:
+    """What is known of a remainder of inexact operands; None for other ops."""
     if functional_name(node.op).rpartition(".")[0] not in _REMAINDERS:
-        return None, low, high
+        return None
     ends: list[tuple[torch.Tensor, torch.Tensor]] = []
     for argument in node.args[:2]:
         if isinstance(argument, ValueRef):
@@ -498,18 +516,18 @@ def _whole_turns(
         else:
             number = torch.tensor(float(argument), dtype=torch.float64)  # type: ignore[arg-type]
             ends.append((number, number))
-    (least, most), (divisor_low, divisor_high) = ends
-    divisor = torch.fmax(divisor_low.abs(), divisor_high.abs())
-    quotient = torch.fmax(least.abs(), most.abs()) / torch.fmin(
-        divisor_low.abs(), divisor_high.abs()
-    )
-    wraps = (most - least) + quotient * (divisor_high - divisor_low) >= divisor
-    wraps = wraps & torch.isfinite(divisor) & (divisor > 0)
-    wraps = wraps.broadcast_to(low.shape)
+    (least, most), (lower, upper) = ends
+    divisor = torch.fmax(lower.abs(), upper.abs())
+    quotient = torch.fmax(least.abs(), most.abs()) / torch.fmin(lower.abs(), upper.abs())
+    width = (most - least) + torch.ceil(quotient) * (upper - lower)
+    # (not most - least alone: that is NaN for an infinity, whose rest is NaN)
+    whole = (8 * width >= divisor) & torch.isfinite(divisor) & (divisor > 0)
+    zero = torch.zeros((), dtype=torch.float64)
     signed = functional_name(node.op).startswith("aten.remainder")  # has the divisor's sign
-    bottom = torch.fmin(divisor_low, torch.zeros(())) if signed else -divisor
-    top = torch.fmax(divisor_high, torch.zeros(())) if signed else divisor
-    return wraps, torch.where(wraps, bottom, low), torch.where(wraps, top, high)
+    low, high = (
+        (torch.fmin(lower, zero), torch.fmax(upper, zero)) if signed else (-divisor, divisor)
+    )
+    return _Turns(*(one.broadcast_to(shape) for one in (width, whole, low, high)))
 
 
 def _hull(

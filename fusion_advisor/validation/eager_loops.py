@@ -30,8 +30,8 @@ def other_results(
     if not count:
         return []
     flat = {name: _flat(values[name], eager.shape) for name in node.inputs if values[name].dim()}
-    if not flat:
-        return []
+    if not flat:  # one element of 0-dim operands alone: it too has a place in a longer tensor
+        flat = {name: values[name].reshape(1) for name in node.inputs}
     copies = LONGEST_VECTOR // count + 2  # the first of them lies within whole vectors
     long = {name: tensor.repeat(copies) for name, tensor in flat.items()}
     apart = {name: tensor.repeat_interleave(2)[::2] for name, tensor in flat.items()}

@@ -18,15 +18,13 @@ from fusion_advisor.records import FusionCandidate, OpGraph, OpNode, Region
 def problems(graph: OpGraph, candidates: Sequence[FusionCandidate]) -> list[str]:
     """Everything that is wrong with the candidates; empty when all are legal together."""
     found: list[str] = []
-    owner: dict[str, int] = {}
-    for number, candidate in enumerate(candidates):
+    owner: set[str] = set()
+    for candidate in candidates:
         found += _shape_problems(graph, candidate)
         found += _context_problems(graph, candidate)
-        for node in candidate.nodes:
-            if node in owner:
-                found.append(f"{node} is in two candidates")
-            owner[node] = number
-    order = _schedule(graph, owner, candidates)
+        found += [f"{node} is in two candidates" for node in candidate.nodes if node in owner]
+        owner.update(candidate.nodes)
+    order = schedule(graph, candidates)
     if order is None:
         return [*found, "the groups cannot be ordered: some path leaves a group and comes back"]
     return found + _memory_problems(graph, candidates, order)
@@ -57,13 +55,12 @@ def _depends(earlier: OpNode, later: OpNode, storage: dict[str, int]) -> bool:
     return bool(written & touched_later or touched & written_later)
 
 
-def _schedule(
-    graph: OpGraph, owner: dict[str, int], candidates: Sequence[FusionCandidate]
-) -> list[object] | None:
+def schedule(graph: OpGraph, candidates: Sequence[FusionCandidate]) -> list[object] | None:
     """An order of steps, each an op or a group number, that keeps all dependences; or None.
 
     A group takes the views that it shares for itself: it does not wait for those that stay.
     """
+    owner = {node: number for number, one in enumerate(candidates) for node in one.nodes}
     storage = {v.id: v.storage for v in graph.values}
     step_of: dict[str, object] = {n.id: owner.get(n.id, n.id) for n in graph.nodes}
     needs: dict[object, set[object]] = {step: set() for step in step_of.values()}
@@ -88,13 +85,23 @@ def _schedule(
     return order
 
 
+# Of other kinds, but one element of the result from one of each operand (or from none).
+BY_ELEMENT = (
+    "zeros_like", "ones_like", "full_like", "scalar_tensor", "native_dropout", "mse_loss",
+    "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy_with_logits",
+    "mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward",
+    "soft_margin_loss_backward", "rrelu_with_noise_backward", "log_sigmoid_forward",
+)  # fmt: skip
+
+
 def _shape_problems(graph: OpGraph, candidate: FusionCandidate) -> list[str]:
     nodes = {n.id: n for n in graph.nodes}
     found = []
     if len(candidate.nodes) < 2:
         found.append(f"{candidate.id} has one member")
     for node in candidate.nodes:
-        if nodes[node].kind not in ("elementwise", "copy", "view", "metadata"):
+        kind, op = nodes[node].kind, nodes[node].op.split(".")[1].strip("_")
+        if kind not in ("elementwise", "copy", "view", "metadata") and op not in BY_ELEMENT:
             found.append(f"{node} is a {nodes[node].kind}")
     inside = {v for node in candidate.nodes for v in nodes[node].outputs}
     for value in candidate.outputs:

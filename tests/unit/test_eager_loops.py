@@ -92,6 +92,21 @@ def test_a_dividend_known_no_better_than_its_divisor_may_leave_any_rest() -> Non
     assert _by([0.0011, float(allowed.eager[1])], allowed) == 1
 
 
+def test_a_rest_moves_with_its_divisor_as_often_as_that_fits() -> None:
+    x = torch.full((4,), 9.0)
+    y = torch.tensor([-1.2, -1.25, 0.3, 0.7])  # gelu of these is known to some ULP, 9 / it is far
+
+    def chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.remainder(x, torch.nn.functional.gelu(y))
+
+    allowed = _budget(chain, x, y)
+    divisor = torch.nn.functional.gelu(y)
+    for _ in range(2):  # a divisor that is off by an ULP or two gives a rest that is
+        divisor = torch.nextafter(divisor, torch.full((4,), torch.inf))
+        assert compare(torch.remainder(x, divisor), allowed).mismatches == 0
+    assert compare(torch.remainder(x, divisor * 1.0001), allowed).mismatches == 4
+
+
 def test_what_is_written_in_place_has_the_targets_dtype() -> None:
     x = torch.randn(50, dtype=torch.float16)
     wide = torch.randn(50)
@@ -116,3 +131,15 @@ def test_a_memory_format_of_other_dimensions_is_left_aside() -> None:
     last = torch.channels_last
     allowed = _budget(lambda x: x.to(torch.bfloat16, memory_format=last), x)
     assert compare(x.to(torch.bfloat16), allowed).mismatches == 0
+
+
+def test_a_result_of_0_dim_operands_may_be_that_of_a_longer_tensor() -> None:
+    x, y = (torch.randn(4096, generator=torch.manual_seed(3)).bfloat16() for _ in range(2))
+    chain: Callable[..., Any] = lambda x, y: torch.sub(x, y, alpha=0.3)  # noqa: E731
+    whole = chain(x, y)
+    alone = torch.stack([chain(a, b) for a, b in zip(x, y, strict=True)])
+    place = int(torch.nonzero(whole != alone)[0])  # eager differs from itself in a fifth of them
+    allowed = _budget(chain, x[place], y[place])
+    assert compare(whole[place], allowed).mismatches == 0
+    assert compare(alone[place], allowed).mismatches == 0
+    assert compare(whole[place] + 1, allowed).mismatches == 1

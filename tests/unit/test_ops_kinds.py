@@ -82,3 +82,19 @@ def test_every_row_is_complete():
         assert info.kind in ("elementwise", "copy", "view", "reduction", "random", "factory"), info
         assert info.budget_ulp <= 4 or info.note, info
         assert info.flops >= 0
+
+
+def test_every_overload_in_place_that_has_a_recipe_has_a_twin_in_torch() -> None:
+    torch = pytest.importorskip("torch")
+    written = [
+        f"aten.{name}.{overload}"
+        for name in dir(torch.ops.aten)
+        if name.endswith("_") and hasattr(getattr(torch.ops.aten, name), "overloads")
+        for overload in getattr(torch.ops.aten, name).overloads()
+    ]
+    known = {op: ops.lookup(op) for op in written if ops.is_inplace(op)}
+    found = [op for op, info in known.items() if info is not None and info.recipe is not None]
+    assert len(found) > 100
+    for op in found:
+        _, base, overload = ops.functional_name(op).split(".")
+        assert overload in getattr(torch.ops.aten, base).overloads(), op
