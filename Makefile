@@ -14,7 +14,7 @@ export KINETO_LOG_LEVEL := 6
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance programs sweep extension pictures check bench resolve constraints docs clean
+.PHONY: help demo test conformance programs mutants sweep extension pictures check bench resolve constraints docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,10 @@ programs: $(VENV)/.ready-test ## Hold kernels of random programs against eager; 
 # ARGS="--ops exp,tanh" sweeps some ops, ARGS="--stride 97" every 97th float32 (all: hours a core).
 sweep: $(VENV)/.ready-test ## Sweep ops over all float32 inputs; keeps tests/conformance/accuracy.json
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/conformance/sweep.py $(ARGS)
+
+# ARGS="--kind stale --most 1" runs a part; what this validator decided before is not asked again.
+mutants: $(VENV)/.ready-test ## Plant faults in kernels and see each rejected; writes build/mutants.json
+	@$(BIN)/python tests/conformance/run_mutants.py $(ARGS)
 
 extension: $(VENV)/.ready-test ## Build the JupyterLab extension, for the jupyter lab of .venv
 	@$(BIN)/python tools/front_end.py link

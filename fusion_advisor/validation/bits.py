@@ -15,6 +15,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     if not left.dtype.is_floating_point:
         return left == right
     integer, _ = _INTEGER_BITS[left.dtype]
+    left, right = _settled(left), _settled(right)
     equal = left.contiguous().view(integer) == right.contiguous().view(integer)
     return equal | (torch.isnan(left) & torch.isnan(right))
 
@@ -23,10 +24,15 @@ def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype hold the same bytes, NaN payloads included."""
     one, two = (
         # as_strided: one element may have any stride, which no view as bytes accepts.
-        tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+        _settled(tensor).contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
         for tensor in (left, right)
     )
     return torch.equal(one, two)
+
+
+def _settled(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without a lazy sign: its bytes then are its numbers."""
+    return tensor.detach().resolve_neg()
 
 
 def ulp_distance(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -35,7 +41,9 @@ def ulp_distance(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     The two zeros are 1 apart, so that every difference in bits is a distance.
     """
     if not left.dtype.is_floating_point:
-        return (left.to(torch.float64) - right.to(torch.float64)).abs()
+        apart = (left.to(torch.float64) - right.to(torch.float64)).abs()
+        # float64 does not tell large neighbours apart.
+        return torch.where(left != right, apart.clamp(min=1.0), torch.zeros_like(apart))
     one, two = _ordered(left), _ordered(right)
     # Subtract as integers where that cannot overflow: float64 patterns need all 64 bits.
     apart = (one.to(torch.float64) - two.to(torch.float64)).abs()

@@ -2,13 +2,15 @@
 
 ``execute`` compiles one kernel (the CUDA kernel's own IR for this CPU, or the
 CPU kernel), launches it twice per case on differently poisoned outputs, and
-reports outputs and every trespass; judging is the parent's.
+reports outputs and every trespass; judging is the parent's.  The second launch
+has its arrays at the other end of their pages, and operands that may not be written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,9 @@ from fusion_advisor.validation.guarded import POISONS, GuardedArray
 from fusion_advisor.validation.native_module import HostModule, NativeKernel
 
 THREADS_PER_BLOCK = 256
+# Address space a kernel may take beside its arrays: compiling needs some hundred MiB, and a kernel
+# that hoards memory must not take the machine with it.
+SPARE_MEMORY_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ Launch = Callable[
 
 def execute(request: ExecutionRequest) -> list[CaseOutcome]:
     """Run every case on every variant of the requested kernel, in case order."""
+    _limit_memory(request)
     return run_cases(_variants(request), request.cases)
 
 
@@ -74,6 +80,24 @@ def run_cases(
                 outcome = replace(outcome, outputs=earlier.outputs)
             outcomes.append(outcome)
     return outcomes
+
+
+def _limit_memory(request: ExecutionRequest) -> None:
+    """Make allocations fail that no honest kernel needs; no limit where the system has none."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):
+        return
+    largest = max(
+        (sum(operand.data.nbytes for operand in spec.operands) for _, spec in request.cases),
+        default=0,
+    )
+    wanted = pages * resource.getpagesize() + SPARE_MEMORY_BYTES + 32 * largest
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or wanted < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
 
 def _same_bytes(left: np.ndarray, right: np.ndarray) -> bool:
@@ -160,26 +184,33 @@ def _run_case(name: str, variant: str, launch: Launch, spec: LaunchSpec) -> Case
     results: list[list[np.ndarray]] = []
     told: set[bool | None] = set()
     for poison in POISONS:
-        operands = [_guarded_copy(operand) for operand in spec.operands]
+        again = bool(results)
+        operands = [_guarded_copy(operand, at_start=again) for operand in spec.operands]
         outputs = [
-            GuardedArray(count, numpy_dtype(dtype), poison)
+            GuardedArray(count, numpy_dtype(dtype), poison, at_start=again)
             for count, (_, dtype) in zip(spec.output_elements, spec.outputs, strict=True)
         ]
         views = [
             buffer.strided(operand.sizes, operand.strides)
             for buffer, operand in zip(operands, spec.operands, strict=True)
         ]
+        if again:
+            for buffer in operands:
+                buffer.forbid_writing()
         zero_divisor = launch(spec, operands, outputs, views)
         trespasses += _changed_inputs(spec, operands)
         trespasses += [
-            f"wrote before the start of output {label}"
+            f"wrote {buffer.trespass()} of output {label}"
             for (label, _), buffer in zip(spec.outputs, outputs, strict=True)
-            if not buffer.front_intact()
+            if buffer.trespass()
         ]
         told.add(zero_divisor)
         results.append([buffer.array.copy() for buffer in outputs])
-    for (label, _), first, second in zip(spec.outputs, *results, strict=True):
-        trespasses += _unwritten(label, first, second)
+        if trespasses:  # the second launch might die before this is told
+            break
+    if not trespasses:
+        for (label, _), first, second in zip(spec.outputs, *results, strict=True):
+            trespasses += _unwritten(label, first, second)
     if len(told) > 1:
         trespasses.append("tells of a zero divisor in one of two equal runs")
     return CaseOutcome(
@@ -191,8 +222,8 @@ def _run_case(name: str, variant: str, launch: Launch, spec: LaunchSpec) -> Case
     )
 
 
-def _guarded_copy(operand: ArraySpec) -> GuardedArray:
-    buffer = GuardedArray(operand.data.size, operand.data.dtype)
+def _guarded_copy(operand: ArraySpec, *, at_start: bool) -> GuardedArray:
+    buffer = GuardedArray(operand.data.size, operand.data.dtype, at_start=at_start)
     buffer.array[:] = operand.data
     return buffer
 
@@ -202,8 +233,8 @@ def _changed_inputs(spec: LaunchSpec, operands: list[GuardedArray]) -> list[str]
     for operand, buffer in zip(spec.operands, operands, strict=True):
         if not np.array_equal(buffer.array.view(np.uint8), operand.data.view(np.uint8)):
             found.append(f"changed its input {operand.name}")
-        if not buffer.front_intact():
-            found.append(f"wrote before the start of input {operand.name}")
+        if buffer.trespass():
+            found.append(f"wrote {buffer.trespass()} of input {operand.name}")
     return found
 
 

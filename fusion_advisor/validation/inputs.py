@@ -7,6 +7,7 @@ memory layout of each operand.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,19 +23,27 @@ from fusion_advisor.records import (
     ProgramInput,
     TensorSpec,
 )
+from fusion_advisor.validation.special_values import (
+    PAIRS,
+    PRIME,
+    Values,
+    all_magnitudes,
+    paired,
+    random_values,
+    special_table,
+    special_values,
+    threshold_table,
+    values_around,
+)
 
-SMALL_ELEMENTS = 4_099  # prime; enough for every pair of special values to meet
+SMALL_ELEMENTS = 4_098
+# Beyond 16 bits of index and beyond where a CPU kernel becomes parallel.
+LARGE_ELEMENTS = 70_003
 CAPTURED_ELEMENTS = 1 << 24  # captured inputs are narrowed along their outermost axis above this
 GAP = 3  # elements left unused between the rows of a strided operand
 MAX_INNER_STRIDE = 4
 
-_SPECIAL = (
-    math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0, 1.5,
-    2.5, -2.5, math.pi, -math.pi, 20.0, -20.0, 88.7, -88.7, 104.0, -104.0, 709.0, 1e-4, -1e-4,
-    1e4, -1e4, 1e-20, -1e-20, 1e20,
-)  # fmt: skip
-
-Values = Callable[[torch.dtype, int, torch.Generator], torch.Tensor]
+Table = Callable[[torch.dtype], torch.Tensor]  # of a dtype's values
 
 
 @dataclass(frozen=True)
@@ -57,36 +66,58 @@ def build_cases(
     seed: int = 0,
 ) -> list[Case]:
     """All cases for a program, the captured inputs first where there are any."""
-    builder = _Builder(program, graph, candidate, captured, seed)
+    builder = _Builder(program, graph, candidate, seed)
     cases: list[Case] = []
     real = captured_case(program, candidate, captured)
     if real is not None:
         cases.append(real)
     rank = len(candidate.shape)
     if rank == 0:
-        plans: list[tuple[str, tuple[int, ...], Values, int]] = [("0-dim", (), random_values, 0)]
-        plans += [(f"0-dim special {index}", (), special_values, 0) for index in range(12)]
-    else:
-        odd, small = _odd(rank), _flat(rank, SMALL_ELEMENTS)
-        constants = constants_of(program)
-        plans = [
-            ("random, odd sizes", odd, random_values, 0),
-            ("random, sizes reversed", odd[::-1], random_values, 0),
-            ("random, many rows", _rows(rank), random_values, 0),
-            ("one element", (1,) * rank, random_values, 0),
-            ("exactly one block", _flat(rank, 256), random_values, 0),
-            ("one block and one element", _flat(rank, 257), random_values, 0),
-            ("misaligned memory", odd, random_values, 1),
-            ("special values", small, special_values, 0),
-            ("special values, misaligned", _rows(rank), special_values, 1),
-            ("all magnitudes", small, all_magnitudes, 0),
-            ("around the program's constants", small, values_around(constants), 0),
-            ("empty", (0,) + odd[1:], random_values, 0),
-        ]
-        if rank > 1:
-            plans.append(("empty inside", odd[:-1] + (0,), random_values, 0))
-    for name, shape, values, offset in plans:
-        cases.append(builder.case(name, shape, values, offset))
+        cases.append(builder.case("0-dim", (), random_values))
+        cases += [builder.case(f"0-dim special {n}", (), special_values) for n in range(12)]
+        return cases
+    constants = constants_of(program)
+    # Sizes leave every remainder of 8: kernels are unrolled and vectorised.
+    odd, rows = _odd(rank), _rows(rank)
+    plans: list[tuple[str, tuple[int, ...], Values, int]] = [
+        ("random, odd sizes", odd, random_values, 0),
+        ("random, sizes reversed", odd[::-1], random_values, 0),
+        ("random, many rows", rows, random_values, 0),
+        ("one element", (1,) * rank, random_values, 0),
+        ("exactly one block", _flat(rank, 256), random_values, 0),
+        ("one block and one element", _flat(rank, 257), random_values, 0),
+        ("misaligned memory", odd[:-1] + (odd[-1] + 6,), random_values, 1),
+        ("special values, misaligned", rows, special_values, 1),
+        ("all magnitudes", _flat(rank, SMALL_ELEMENTS), all_magnitudes, 0),
+        ("around the program's constants", _flat(rank, SMALL_ELEMENTS + 2),
+         values_around(constants), 0),
+        ("empty", (0,) + odd[1:], random_values, 0),
+    ]  # fmt: skip
+    if rank > 1:
+        plans.append(("empty inside", odd[:-1] + (0,), random_values, 0))
+    plans += [
+        (f"random, {LARGE_ELEMENTS} along axis {number}", shape, random_values, 0)
+        for number in _loop_axes(program.groups)
+        for shape in [_sized(rank, {number: LARGE_ELEMENTS})]
+    ]
+    cases += [builder.case(*plan) for plan in plans]
+
+    def thresholds(dtype: torch.dtype) -> torch.Tensor:
+        return threshold_table(dtype, constants)
+
+    axes = _loop_axes(program.groups)
+    for axis in axes:
+        along = f" along axis {axis}" if len(axes) > 1 else ""
+        inner = 6 if axis != rank - 1 and axis == axes[0] else 1
+        shape = _sized(rank, {rank - 1: inner} | {axis: PAIRS})
+        cases.append(builder.pairs(f"special values{along}", shape, special_table))
+        shape = _sized(rank, {axis: PAIRS + 4})
+        cases.append(builder.pairs(f"thresholds{along}", shape, thresholds))
+    for one, two in itertools.combinations(axes, 2):
+        over, grid = f"axes {one} and {two}", _sized(rank, {one: PRIME, two: PRIME})
+        cases.append(builder.pairs(f"special values over {over}", grid, special_table))
+        if (one, two) == (axes[0], axes[-1]):
+            cases.append(builder.pairs(f"thresholds over {over}", grid, thresholds))
     return cases
 
 
@@ -130,7 +161,17 @@ def _flat(rank: int, count: int) -> tuple[int, ...]:
 
 
 def _rows(rank: int) -> tuple[int, ...]:
-    return (211,) + (1,) * (rank - 2) + (5,) if rank > 1 else (523,)
+    return (211,) + (1,) * (rank - 2) + (5,) if rank > 1 else (526,)
+
+
+def _loop_axes(groups: tuple[tuple[int, ...], ...]) -> list[int]:
+    """One dimension of each axis that the loop walks."""
+    return [group[-1] for group in groups if group]
+
+
+def _sized(rank: int, sizes: Mapping[int, int]) -> tuple[int, ...]:
+    """Some dimensions of these sizes, the others of one element."""
+    return tuple(sizes.get(axis, 1) for axis in range(rank))
 
 
 def captured_scalars(program: FusedProgram) -> tuple[float | int, ...]:
@@ -182,7 +223,6 @@ class _Builder:
         program: FusedProgram,
         graph: OpGraph,
         candidate: FusionCandidate,
-        captured: Mapping[str, torch.Tensor] | None,
         seed: int,
     ) -> None:
         specs = {spec.id: spec for spec in graph.values}
@@ -190,19 +230,35 @@ class _Builder:
         self._entries = [entry for entry in program.inputs if entry.kind == "tensor"]
         self._operands = candidate.inputs
         self._specs = [specs[operand.value] for operand in candidate.inputs]
-        self._captured = captured or {}
         self._generator = torch.Generator().manual_seed(seed)
 
-    def case(self, name: str, shape: tuple[int, ...], values: Values, offset: int) -> Case:
-        """Operands for one iteration space; every operand starts ``offset`` elements in."""
+    def case(self, name: str, shape: tuple[int, ...], values: Values, offset: int = 0) -> Case:
+        """Operands for one iteration space.
+
+        With an ``offset`` each operand starts that many elements in, and its successors one more
+        each: two may be aligned to each other, to nothing, or not.
+        """
         tensors = []
-        for entry, operand, spec in zip(self._entries, self._operands, self._specs, strict=True):
+        places = zip(self._entries, self._operands, self._specs, strict=True)
+        for number, (entry, operand, spec) in enumerate(places):
             own_shape, strides = self._layout(entry, operand, spec, shape)
-            extent = offset + extent_of(own_shape, strides)
-            known = self._captured.get(spec.id)
-            filled = fill(spec, known, values, extent, self._generator)
-            tensors.append(filled.as_strided(own_shape, strides, offset))
+            start = offset and offset + number % 3
+            dtype, extent = getattr(torch, spec.dtype), start + extent_of(own_shape, strides)
+            memory = values(dtype, extent, self._generator)
+            tensors.append(memory.as_strided(own_shape, strides, start))
         return Case(name=name, tensors=tuple(tensors), scalars=captured_scalars(self._program))
+
+    def pairs(self, name: str, shape: tuple[int, ...], table: Table) -> Case:
+        """Operands that meet in every pair of the table's entries, as far as they broadcast."""
+        case = self.case(name, shape, random_values)
+        for number, (operand, tensor) in enumerate(zip(self._operands, case.tensors, strict=True)):
+            own = [d if d is not None and tensor.stride(d) else None for d in operand.dims]
+            sizes = tuple(1 if d is None else tensor.shape[d] for d in own)
+            strides = tuple(0 if d is None else tensor.stride(d) for d in own)
+            places = tensor.as_strided(sizes, strides, tensor.storage_offset())
+            first, second = _digits(shape, sizes)
+            places.copy_(paired(table(tensor.dtype), first, second, number + 1))
+        return case
 
     def _layout(
         self,
@@ -267,24 +323,22 @@ class _Builder:
         return None
 
 
-def fill(
-    spec: TensorSpec,
-    known: torch.Tensor | None,
-    values: Values,
-    count: int,
-    generator: torch.Generator,
-) -> torch.Tensor:
-    """``count`` elements for an operand; integers stay in the range of the captured ones."""
-    dtype = getattr(torch, spec.dtype)
-    if dtype.is_floating_point or dtype == torch.bool or known is None or not known.numel():
-        return values(dtype, count, generator)
-    # Captured integers are indices, positions or codes: stay in their range.
-    low, high = int(known.min()), int(known.max())
-    if high - low >= torch.iinfo(torch.int64).max:  # a float out of range was cast to int64
-        places = torch.randint(0, known.numel(), (count,), generator=generator)
-        return known.detach().reshape(-1).cpu()[places]
-    picked = torch.randint(0, high - low + 1, (count,), generator=generator)
-    return (picked + low).to(dtype)
+def _digits(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two numbers for each place of an operand: of the long axis of ``shape``, or of its two.
+
+    ``sizes`` are the operand's own, 1 where it broadcasts.
+    """
+    zero = torch.zeros((1,) * len(sizes), dtype=torch.int64)
+    places = [
+        torch.arange(size).reshape((1,) * axis + (-1,) + (1,) * (len(sizes) - axis - 1))
+        for axis, size in enumerate(sizes)
+    ]
+    moving = [axis for axis in range(len(shape)) if shape[axis] > 1]
+    long = max(moving, key=lambda axis: shape[axis])
+    others = sum((places[axis] for axis in moving if axis != long), zero)
+    if shape[long] >= PAIRS:
+        return places[long] % PRIME + others, places[long] // PRIME
+    return places[long], others
 
 
 def extent_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
@@ -292,60 +346,3 @@ def extent_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def _integers(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch.Tensor:
-    if dtype == torch.bool:
-        return torch.randint(0, 2, (count,), generator=generator).to(torch.bool)
-    low = 0 if dtype == torch.uint8 else -9
-    return torch.randint(low, 12, (count,), generator=generator).to(dtype)
-
-
-def random_values(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Normal ones, or small whole numbers."""
-    if not dtype.is_floating_point:
-        return _integers(dtype, count, generator)
-    return (torch.randn(count, generator=generator, dtype=torch.float64) * 2).to(dtype)
-
-
-def special_values(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch.Tensor:
-    """NaN, infinities, both zeros, extremes, and what functions turn or round at."""
-    if not dtype.is_floating_point:
-        return _integers(dtype, count, generator)
-    info = torch.finfo(dtype)
-    extremes = (info.max, -info.max, info.tiny, -info.tiny, info.smallest_normal / 4)
-    near_one = (1 + info.eps, 1 - info.eps / 2, -info.smallest_normal / 8)
-    table = torch.tensor(_SPECIAL + extremes + near_one, dtype=torch.float64).to(dtype)
-    picks = torch.randint(0, table.numel(), (count,), generator=generator)
-    if count >= table.numel():  # a single operand meets each of them for certain
-        picks[: table.numel()] = torch.randperm(table.numel(), generator=generator)
-    return table[picks]
-
-
-def all_magnitudes(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Both signs and every exponent of the dtype, denormals included."""
-    if not dtype.is_floating_point:
-        return _integers(dtype, count, generator)
-    info = torch.finfo(dtype)
-    low, high = math.log2(info.smallest_normal) - 4, math.log2(info.max)
-    exponents = torch.rand(count, generator=generator, dtype=torch.float64) * (high - low) + low
-    signs = torch.randint(0, 2, (count,), generator=generator) * 2 - 1
-    return (torch.exp2(exponents) * signs).to(dtype)
-
-
-def values_around(constants: tuple[float, ...]) -> Values:
-    """The program's constants, halves and small integers, and their nearest neighbours."""
-
-    def values(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch.Tensor:
-        if not dtype.is_floating_point:
-            return _integers(dtype, count, generator)
-        points = [sign * value for value in constants for sign in (1.0, -1.0)]
-        points += [half / 2 for half in range(-13, 14)]
-        table = torch.tensor(points, dtype=torch.float64).to(dtype)
-        picked = table[torch.randint(0, table.numel(), (count,), generator=generator)]
-        up = torch.full_like(picked, torch.inf)
-        step = torch.randint(-1, 2, (count,), generator=generator)
-        moved = torch.where(step > 0, torch.nextafter(picked, up), picked)
-        return torch.where(step < 0, torch.nextafter(picked, -up), moved)
-
-    return values

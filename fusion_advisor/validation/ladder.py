@@ -29,6 +29,7 @@ from fusion_advisor.validation import (
     cuda_compiler,
     in_process,
     isolated,
+    process_state,
     resources,
 )
 from fusion_advisor.validation.bits import same_bytes
@@ -137,13 +138,14 @@ def validate(
             )  # fmt: skip
     session = Session(kernel, graph, candidate, reference, reference64, captured)
     ladder, findings = _Ladder(progress), _Findings()
-    if measure and proven is not None and proven.status == "passed":
-        return _timed(proven, ladder, session, findings, ceilings, targets, predicted_us)
-    try:
-        _climb(ladder, session, findings, ceilings, targets, measure, predicted_us)
-    finally:
-        if findings.disassembly is not None:
-            findings.disassembly.close()
+    with process_state.preserved():
+        if measure and proven is not None and proven.status == "passed":
+            return _timed(proven, ladder, session, findings, ceilings, targets, predicted_us)
+        try:
+            _climb(ladder, session, findings, ceilings, targets, measure, predicted_us)
+        finally:
+            if findings.disassembly is not None:
+                findings.disassembly.close()
     return _result(kernel, ladder, findings)
 
 

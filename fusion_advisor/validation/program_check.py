@@ -10,6 +10,12 @@ from fusion_advisor.records import FusedProgram, FusionCandidate, KernelSource
 # What generated text may import; everything else would make it more than a kernel.
 _ALLOWED_IMPORTS = ("torch", "numba", "numpy", "math", "fusion_advisor.runtime", "__future__")
 
+# Ways to code that is not in the text, and to names that no kernel needs.
+_FORBIDDEN_NAMES = frozenset(
+    "__import__ __builtins__ __loader__ __spec__ breakpoint compile delattr eval exec exit globals "
+    "input locals open quit setattr vars".split()
+)
+
 
 def check_kernel(kernel: KernelSource, candidate: FusionCandidate) -> str:
     """Raise ``ValidationError`` for a text or program that cannot be right; else say what holds."""
@@ -20,6 +26,7 @@ def check_kernel(kernel: KernelSource, candidate: FusionCandidate) -> str:
     except SyntaxError as error:
         raise ValidationError(f"the text is not Python: {error}") from error
     _check_imports(tree)
+    _check_names(tree)
     defined = _defined_names(tree)
     wanted = (kernel.entry, kernel.eager_name, kernel.cpu_name, kernel.cuda_name)
     missing = [name for name in wanted if name and name not in defined]
@@ -42,6 +49,12 @@ def _check_imports(tree: ast.Module) -> None:
             if not any(name == allowed or name.startswith(allowed + ".")
                        for allowed in _ALLOWED_IMPORTS):  # fmt: skip
                 raise ValidationError(f"the text imports {name!r}, which a kernel may not")
+
+
+def _check_names(tree: ast.Module) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in _FORBIDDEN_NAMES:
+            raise ValidationError(f"the text uses {node.id}, which a kernel may not")
 
 
 def _defined_names(tree: ast.Module) -> set[str]:

@@ -13,21 +13,24 @@ import torch
 
 from fusion_advisor.records import FusedProgram, FusionCandidate, OpGraph, TensorSpec
 from fusion_advisor.validation.inputs import (
+    LARGE_ELEMENTS,
     MAX_INNER_STRIDE,
     SMALL_ELEMENTS,
     Case,
-    Values,
-    all_magnitudes,
     captured_case,
     captured_scalars,
     constants_of,
     extent_of,
-    fill,
+)
+from fusion_advisor.validation.special_values import (
+    Values,
+    all_magnitudes,
     random_values,
     special_values,
     values_around,
 )
 
+MOST_REPEATS = 12  # cases of special values at recorded sizes
 Accepts = Callable[[Sequence[torch.Tensor]], bool]
 Sizes = Mapping[int, int]  # by recorded size
 
@@ -45,7 +48,7 @@ def viewed_cases(
 
     ``accepts`` says whether eager takes these operands.
     """
-    builder = _Builder(program, graph, candidate, captured, seed)
+    builder = _Builder(program, graph, candidate, seed)
     real = captured_case(program, candidate, captured)
     cases = [] if real is None else [real]
     same: Sizes = {}
@@ -57,17 +60,25 @@ def viewed_cases(
     plans: list[tuple[str, Sizes, Values, int]] = [
         ("random, recorded sizes", same, random_values, 0),
         ("recorded sizes, misaligned memory", same, random_values, 1),
-        ("special values, recorded sizes", same, special_values, 0),
         ("all magnitudes, recorded sizes", same, all_magnitudes, 0),
         ("around the program's constants", same, around, 0),
+    ]
+    # Special values have to meet: as many draws as in one large case.
+    plans += [
+        (f"special values, recorded sizes, {number}", same, special_values, number % 2)
+        for number in range(builder.repeats())
     ]
     for name, sizes in (("longer", longer), ("shorter", shorter), ("ones", ones)):
         if sizes:
             plans.append((f"random, {name}", sizes, random_values, 0))
             plans.append((f"special values, {name}, misaligned", sizes, special_values, 1))
     for size in free:
+        many = {size: builder.many(size, free, SMALL_ELEMENTS)}
         plans.append((f"random, {size} longer", {size: longer[size]}, random_values, 0))
-        plans.append((f"random, {size} many", {size: builder.many(size, free)}, random_values, 0))
+        plans.append((f"special values, {size} many", many, special_values, 0))
+        plans.append((f"around the program's constants, {size} many", many, around, 0))
+        most = {size: builder.many(size, free, LARGE_ELEMENTS)}
+        plans.append((f"random, {size} very many", most, random_values, 0))
     for size in shorter:
         plans.append((f"empty at {size}", {size: 0}, random_values, 0))
     cases += [builder.case(*plan) for plan in plans]
@@ -90,12 +101,10 @@ class _Builder:
         program: FusedProgram,
         graph: OpGraph,
         candidate: FusionCandidate,
-        captured: Mapping[str, torch.Tensor] | None,
         seed: int,
     ) -> None:
         specs = {spec.id: spec for spec in graph.values}
         self._specs = [specs[operand.value] for operand in candidate.inputs]
-        self._captured = captured or {}
         self._scalars = captured_scalars(program)
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -105,8 +114,7 @@ class _Builder:
         for spec in self._specs:
             shape, strides = _laid_out(spec, sizes)
             count = offset + extent_of(shape, strides)
-            known = self._captured.get(spec.id)
-            memory = fill(spec, known, values, count, self._generator)
+            memory = values(getattr(torch, spec.dtype), count, self._generator)
             tensors.append(memory.as_strided(shape, strides, offset))
         return Case(
             name=name, tensors=tuple(tensors), scalars=self._scalars, at_recorded_sizes=not sizes
@@ -122,17 +130,22 @@ class _Builder:
                     break
         return found
 
-    def many(self, size: int, free: Mapping[int, Callable[[int], int]]) -> int:
-        """A length that makes the largest operand of this size go through many blocks.
+    def repeats(self) -> int:
+        """How many draws of the recorded sizes are as many values as one large case has."""
+        largest = max((math.prod(spec.shape) for spec in self._specs), default=1)
+        return min(MOST_REPEATS, -(-SMALL_ELEMENTS // max(largest, 1)))
+
+    def many(self, size: int, free: Mapping[int, Callable[[int], int]], elements: int) -> int:
+        """A length that makes the largest operand of this size have many ``elements``.
 
         A size that several dimensions have grows in all of them.
         """
-        wanted = SMALL_ELEMENTS
+        wanted = elements
         for spec in self._specs:
             times = spec.shape.count(size)
             if times:
                 rest = math.prod(other for other in spec.shape if other != size)
-                wanted = min(wanted, round((SMALL_ELEMENTS / max(rest, 1)) ** (1 / times)))
+                wanted = min(wanted, round((elements / max(rest, 1)) ** (1 / times)))
         wanted = max(wanted, _odd(size))
         return wanted | 1 if free[size] is _odd else wanted // size * size + size
 

@@ -85,18 +85,6 @@ _CUDA_PLANTS = [
         "wrong elements",
     ),
     (
-        "ignored alpha",
-        kernels.scaled_add,
-        ("libdevice.fmaf(v, float32(2.0), x[i])", "(v + x[i])"),
-        "wrong elements",
-    ),
-    (
-        "alpha without eager's own FMA",
-        kernels.scaled_add,
-        ("libdevice.fmaf(v, float32(2.0), x[i])", "(libdevice.fmul_rn(v, float32(2.0)) + x[i])"),
-        "wrong elements",
-    ),
-    (
         "strides ignored",
         kernels.scaled_add,
         ("uint32(uint32(row * y_row) + uint32(column * y_column))", "i"),
@@ -182,6 +170,23 @@ def test_wrong_cuda_kernel_is_rejected(make: Any, change: tuple[str, str], says:
     rung, detail = _failed_rung(result)
     assert rung == _NATIVE
     assert says in detail
+
+
+@needs_toolchain
+@pytest.mark.parametrize(
+    "instead",
+    [
+        pytest.param("(v + x[i])", id="ignored alpha"),
+        pytest.param(
+            "(libdevice.fmul_rn(v, float32(2.0)) + x[i])", id="alpha without eager's own FMA"
+        ),
+    ],
+)
+def test_missing_contraction_is_rejected_before_running(instead: str) -> None:
+    wrong = kernels.scaled_add().mutated(("libdevice.fmaf(v, float32(2.0), x[i])", instead))
+    rung, detail = _failed_rung(kernels.validate(wrong, targets=("cuda",)))
+    assert rung == "no stray FMA"
+    assert "asks for 0 fused multiply-adds, its program for 1" in detail
 
 
 @needs_toolchain

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import mmap
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +18,12 @@ import validation_kernels as kernels
 from fusion_advisor.codegen import lower
 from fusion_advisor.errors import ValidationError
 from fusion_advisor.records import BandwidthPoint, Ceilings
-from fusion_advisor.validation import arrays, benchmark, ceilings
+from fusion_advisor.validation import arrays, benchmark, ceilings, process_state, special_values
+from fusion_advisor.validation.bits import ulp_distance
 from fusion_advisor.validation.execution import _unwritten
 from fusion_advisor.validation.guarded import POISONS, GuardedArray
-from fusion_advisor.validation.inputs import build_cases
+from fusion_advisor.validation.in_process import foreign_arguments
+from fusion_advisor.validation.inputs import Case, build_cases
 
 
 def test_cases_keep_the_layout_and_change_the_sizes() -> None:
@@ -38,7 +43,7 @@ def test_cases_keep_the_layout_and_change_the_sizes() -> None:
     assert {0, 1, 256, 257} <= set(elements)
     assert any(count % 256 for count in elements)
     assert any(case.tensors[0].storage_offset() % 4 for case in cases)
-    special = next(case for case in cases if case.name == "special values")
+    special = next(case for case in cases if case.name == "special values along axis 1")
     x = special.tensors[0]
     assert torch.isnan(x).any()
     assert torch.isinf(x).any()
@@ -46,12 +51,58 @@ def test_cases_keep_the_layout_and_change_the_sizes() -> None:
     assert ((x != 0) & (x.abs() < torch.finfo(torch.float32).smallest_normal)).any()
 
 
-def test_captured_integers_may_span_all_of_int64() -> None:
+def test_integers_reach_the_ends_of_their_dtype_whatever_was_captured() -> None:
     x = torch.tensor([torch.iinfo(torch.int64).min, 3, torch.iinfo(torch.int64).max - 1])
-    graph, candidate = kernels.record(lambda x: x.clamp(min=0) + 1, x)
-    program = lower(graph, candidate, name="clamped")
-    cases = build_cases(program, graph, candidate, {candidate.inputs[0].value: x})
-    assert all(set(case.tensors[0].flatten().tolist()) <= set(x.tolist()) for case in cases)
+    for captured in (x, torch.tensor([1, 2, 3])):
+        graph, candidate = kernels.record(lambda x: x.clamp(min=0) + 1, captured)
+        program = lower(graph, candidate, name="clamped")
+        cases = build_cases(program, graph, candidate, {candidate.inputs[0].value: captured})
+        seen = {value for case in cases for value in case.tensors[0].flatten().tolist()}
+        info = torch.iinfo(torch.int64)
+        # Ends, their neighbours, and what float32 and float64 do not hold.
+        assert {info.min, info.min + 1, info.max - 1, info.max, 2**24 + 1, 2**53 + 1} <= seen
+
+
+def _met(left: torch.Tensor, right: torch.Tensor) -> set[tuple[str, str]]:
+    pairs = zip(left.flatten().tolist(), right.flatten().tolist(), strict=True)
+    return {(repr(one), repr(two)) for one, two in pairs}  # NaN equals its name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+def test_every_pair_of_special_values_meets(dtype: torch.dtype) -> None:
+    table = special_values.special_table(dtype)
+    assert table.numel() <= special_values.PRIME
+    operands = {
+        "whole": torch.zeros(3, 2, 4, dtype=dtype),
+        "other": torch.zeros(3, 2, 4, dtype=dtype),
+        "column": torch.zeros(4, dtype=dtype),
+        "row": torch.zeros(3, 1, 1, dtype=dtype),
+        "second column": torch.zeros(4, dtype=dtype),
+        "middle": torch.zeros(2, 1, dtype=dtype),
+    }
+    graph, candidate = kernels.record(
+        lambda a, b, c, d, e, f: (((a + b) * c) + d) * e + f, *operands.values()
+    )
+    program = lower(graph, candidate, name="sums")
+    cases = build_cases(program, graph, candidate, None)
+    every = {(repr(one), repr(two)) for one in table.tolist() for two in table.tolist()}
+    for one, two in itertools.combinations(range(len(operands)), 2):
+        met = set()
+        for case in cases:
+            if case.name.startswith("special values"):
+                left, right = torch.broadcast_tensors(case.tensors[one], case.tensors[two])
+                met |= _met(left, right)
+        assert every <= met, (list(operands)[one], list(operands)[two])
+
+
+def test_sizes_leave_every_remainder_and_pass_16_bits() -> None:
+    for shape in ((5,), (3, 4)):
+        graph, candidate = kernels.record(lambda x: torch.relu(x) * 2, torch.zeros(shape))
+        program = lower(graph, candidate, name="doubled")
+        cases = build_cases(program, graph, candidate, None)
+        counts = [case.tensors[0].numel() for case in cases]
+        assert {count % 8 for count in counts} == set(range(8))
+        assert max(counts) > 1 << 16
 
 
 def test_broadcast_operands_stay_broadcast() -> None:
@@ -86,15 +137,54 @@ def test_outputs_come_back_in_iteration_order() -> None:
     assert result.stride() == (1, 2)
 
 
-def test_guarded_arrays_see_what_was_written_before_them() -> None:
-    memory = GuardedArray(5, np.dtype(np.float32), POISONS[0])
+@pytest.mark.parametrize("at_start", [False, True])
+def test_guarded_arrays_see_what_was_written_beside_them(at_start: bool) -> None:
+    memory = GuardedArray(5, np.dtype(np.float32), POISONS[0], at_start=at_start)
     assert memory.array.shape == (5,)
-    assert memory.front_intact()
-    np.lib.stride_tricks.as_strided(memory.array[0:], (1,), (4,))
-    before = np.frombuffer(memory.array.base.base, np.uint8)
-    position = memory.array.ctypes.data - before.ctypes.data - 1
-    before[position] = 1
-    assert not memory.front_intact()
+    assert memory.trespass() == ""
+    everything = np.frombuffer(memory.array.base.base, np.uint8)
+    first = memory.array.ctypes.data - everything.ctypes.data
+    everything[first + 20 if at_start else first - 1] = 1
+    assert memory.trespass() == ("past the end" if at_start else "before the start")
+    page = mmap.PAGESIZE
+    touched = first % page if at_start else (first + 20) % page
+    assert touched == 0, "the side that no canary is on must touch a trap page"
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (2, 3)])
+def test_foreign_arguments_are_made_of_any_shape(shape: tuple[int, ...]) -> None:
+    found = dict(foreign_arguments(Case(name="any", tensors=(torch.zeros(shape),) * 2)))
+    assert "dtype of operand 1" in found
+    assert ("one column of operand 0" in found) == (0 not in shape and shape != ())
+
+
+def test_large_integers_that_differ_are_apart() -> None:
+    x = torch.tensor([2**60, 2**60, 5])
+    assert ulp_distance(x, x + torch.tensor([1, 0, 2])).tolist() == [1.0, 0.0, 2.0]
+
+
+def _interrupted_after_changing_everything() -> tuple[str, ...]:
+    before = process_state.snapshot()
+    with process_state.preserved():
+        torch.rand(1)
+        random.random()
+        np.random.rand()
+        np.seterr(over="raise")
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        torch.use_deterministic_algorithms(True)
+        torch.set_flush_denormal(True)
+        torch.set_autocast_enabled("cpu", True)
+        raise KeyboardInterrupt(*process_state.changed_since(before))
+
+
+def test_settings_and_random_states_are_put_back_after_an_interrupt() -> None:
+    before = process_state.snapshot()
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        _interrupted_after_changing_everything()
+    assert len(stopped.value.args) == 10
+    assert process_state.changed_since(before) == ()
 
 
 def test_unwritten_and_unstable_elements_are_told_apart() -> None:
