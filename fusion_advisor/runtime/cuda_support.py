@@ -58,6 +58,8 @@ class MissingLibdevice:
 def _find() -> tuple[Any, Any, bool]:
     try:
         importlib.import_module("numba_cuda")  # numba alone ships no CUDA target of its own
+        # It takes numba.cuda's place by a .pth file, which Python reads in site folders only.
+        importlib.import_module("numba.cuda.typing.templates")
         return (
             importlib.import_module("numba.cuda"),
             importlib.import_module("numba.cuda.libdevice"),
