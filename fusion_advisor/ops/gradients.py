@@ -13,6 +13,7 @@ from fusion_advisor.ops.activations import (
     sigmoid_of,
 )
 from fusion_advisor.ops.calls import Call
+from fusion_advisor.ops.exponentials import growth, times_exp
 from fusion_advisor.ops.scalars import Value
 from fusion_advisor.ops.table import op
 
@@ -202,8 +203,8 @@ def elu_backward(call: Call) -> Value:
     if call.flag("is_result", False):
         below = call.emit("mul", below, call.emit("add", x, steep))
     else:
-        growth = call.emit("exp", call.emit("mul", x, input_scale))
-        below = call.emit("mul", call.emit("mul", below, steep), growth)
+        below = call.emit("mul", below, steep)
+        below = times_exp(call, below, call.emit("mul", x, input_scale), dtype)
     positive = call.emit("gt", x, call.constant(0.0, dtype))
     return call.store(
         call.emit("select", positive, call.emit("mul", gradient, scale), below), dtype
@@ -220,10 +221,9 @@ def softplus_backward(call: Call) -> Value:
     """Gradient g where beta*x > threshold, else g*z/(z + 1) with z = exp(beta*x)."""
     dtype, (gradient, x) = _inputs(call, "grad_output", "self")
     scaled = call.emit("mul", x, call.wide("beta", dtype))
-    z = call.emit("exp", scaled)
-    soft = call.emit(
-        "div", call.emit("mul", gradient, z), call.emit("add", z, call.constant(1.0, dtype))
-    )
+    z = growth(call, gradient, scaled, dtype)
+    whole = call.emit("add", z.exp, call.constant(1.0, dtype))
+    soft = z.chosen(call, call.emit("div", z.product, whole))
     linear = call.emit("gt", scaled, call.wide("threshold", dtype))
     return call.store(call.emit("select", linear, gradient, soft), dtype)
 

@@ -108,9 +108,6 @@ it over a sample.
   op's note says how).  A result that lies between eager's own and the true value is within it; such
   errors are eager's, and are not in the columns *CPU* and *CUDA IR*.  NaN, infinities and the sign
   of zero must be those of the true value, or eager's.
-- **Known to exceed the budget**: on CUDA, `elu_backward` from the input and `softplus_backward` are
-  up to 26.2 ULP off a budget of 4 where x < -87 and the gradient is huge (27 of 2^24 pairs).  Their
-  rows are of an earlier, smaller sample without such a pair.
 - **Eager**: its largest error (of every 16th chunk of 32,768 values, and wherever an error had to
   be explained), and in brackets how far its vector body and its strided loop are apart.
 """

@@ -104,6 +104,31 @@ def test_a_sample_of_all_float32_keeps_the_budget(name: str) -> None:
     assert sweep_table.problems(row) == []
 
 
+@pytest.mark.parametrize("target", list(sweep.TARGETS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "elu_backward.default(x, 1.0, 1.0, 1.0, False, y)",
+        "softplus_backward.default(x, y, 1.0, 20.0)",
+    ],
+)
+def test_a_huge_gradient_does_not_show_what_a_subnormal_exponential_has_lost(
+    name: str, target: str
+) -> None:
+    if target == "cuda" and toolchain_missing():
+        pytest.skip(toolchain_missing())
+    call = CALLS[name]
+    gradient, x = (
+        side.ravel().astype(np.float32)
+        for side in np.meshgrid(np.geomspace(1e20, 3.4e38, 64), np.linspace(-200.0, -85.0, 1024))
+    )
+    (kernel,) = sweep.kernels_of(call, "float32", (target,)).values()
+    result = np.empty_like(x)
+    kernel.prepare()(gradient, x, result)
+    true = gradient.astype(np.float64) * np.exp(x.astype(np.float64))  # of both, below -85
+    assert (np.abs(result - true) * sweep_judge.inverse_ulp(true, None)).max() < 4.0
+
+
 @pytest.mark.parametrize(("name", "dtype"), HALVES)
 def test_all_16_bit_inputs_keep_the_budget(name: str, dtype: str) -> None:
     call = CALLS[name]
