@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
-from fusion_advisor.validation.inputs import SMALL_ELEMENTS, special_values
+from fusion_advisor.validation.inputs import special_values
 
 DTYPES = (
-    torch.float32, torch.bfloat16, torch.int64, torch.float16, torch.float64, torch.bool,
-    torch.int32, torch.uint8, torch.int8, torch.int16,
+    torch.int32, torch.uint8, torch.bool, torch.float64, torch.bfloat16, torch.float16,
+    torch.int64, torch.int8, torch.int16, torch.float32,
 )  # fmt: skip
 ENTRIES = Path(__file__).with_name("opinfo_entries.txt")
 FORMS = (
@@ -30,6 +30,7 @@ FORMS = (
     "long, strided",
 )  # fmt: skip
 SEED = 20  # of the samples' values
+LONG_ELEMENTS = 4_099  # prime: whole vectors are never all of it
 MOST_BASES = 3  # samples of different arguments that an entry's derived forms are made of
 SPECIAL_SHARE = 0.8  # of the elements of a long tensor: nearly every two special values meet
 # Eager itself dies (SIGFPE) of the lowest int32 or int64 divided by -1.
@@ -75,11 +76,11 @@ def calls(entry: Any, dtype: torch.dtype) -> Iterator[SampleCall]:
     if dtype not in entry.supported_dtypes("cpu"):
         return
     torch.manual_seed(SEED)
-    samples = list(entry.sample_inputs("cpu", dtype, requires_grad=False))
-    pairs = [(sample, sample.noncontiguous()) for sample in samples]
-    for plain, spread in pairs:
-        yield SampleCall("as it is", _functional(entry, plain))
-        yield SampleCall("non-contiguous", _functional(entry, spread))
+    samples = []
+    for sample in entry.sample_inputs("cpu", dtype, requires_grad=False):
+        samples.append(sample)
+        yield SampleCall("as it is", _functional(entry, sample))
+        yield SampleCall("non-contiguous", _functional(entry, sample.noncontiguous()))
     bases = _bases(samples)
     derived = []
     lowest = entry_name(entry) not in WITHOUT_LOWEST
@@ -220,11 +221,11 @@ def _long(change: Transform, step: int = 1, *, lowest: bool) -> Transform:
         if not isinstance(tensor, torch.Tensor) or not tensor.dim() or not tensor.numel():
             return tensor
         flat = tensor.reshape(-1)
-        copies = math.ceil(SMALL_ELEMENTS / flat.numel())
-        values = flat.repeat(copies)[:SMALL_ELEMENTS]
+        copies = math.ceil(LONG_ELEMENTS / flat.numel())
+        values = flat.repeat(copies)[:LONG_ELEMENTS]
         special = _specials(tensor.dtype, generator, lowest=lowest)
         # Places are drawn anew for each operand, so that special values meet each other.
-        chosen = torch.rand(SMALL_ELEMENTS, generator=generator) < SPECIAL_SHARE
+        chosen = torch.rand(LONG_ELEMENTS, generator=generator) < SPECIAL_SHARE
         values = change(torch.where(chosen, special, values))
         return torch.stack([values] * step, dim=-1)[:, 0] if step > 1 else values
 
@@ -234,12 +235,12 @@ def _long(change: Transform, step: int = 1, *, lowest: bool) -> Transform:
 def _specials(dtype: torch.dtype, generator: torch.Generator, *, lowest: bool) -> torch.Tensor:
     """Special values of a dtype; of integers their own extremes."""
     if dtype.is_floating_point or dtype == torch.bool:
-        return special_values(dtype, SMALL_ELEMENTS, generator)
+        return special_values(dtype, LONG_ELEMENTS, generator)
     info = torch.iinfo(dtype)
     table = [info.max, info.max - 1, 0, 1, 2, 3, 7, info.min + 1]
     table += [info.min] if lowest else []
     table += [-1, -2, -3, -7] if info.min else []
-    picks = torch.randint(0, len(table), (SMALL_ELEMENTS,), generator=generator)
+    picks = torch.randint(0, len(table), (LONG_ELEMENTS,), generator=generator)
     return torch.tensor(table, dtype=dtype)[picks]
 
 
