@@ -18,6 +18,9 @@ SELU_SCALE = 1.0507009873554804934193349852946
 _MISH_SHIFT = 37.0
 _MISH_SCALE = math.exp(-_MISH_SHIFT)
 
+# The keyword under which a glu reads its second half where the two are values of their own.
+SECOND_HALF = "second"
+
 _GELU_NOTE = (
     "1 + erf cancels in the left tail, so the error scales with x; eager's contiguous float32 "
     "kernel is another library's, differs from its strided one and gives NaN at +inf"
@@ -59,7 +62,7 @@ def glu(call: Call) -> Value:
     """The first half times the sigmoid of the second."""
     dtype = call.require_float(call.same_dtype("self"))
     first = call.load("self", dtype)
-    second = call.load("second" if call.has("second") else "self", dtype)
+    second = call.load(SECOND_HALF if call.has(SECOND_HALF) else "self", dtype)
     return call.store(call.emit("mul", first, sigmoid_of(call, second, dtype)), dtype)
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from fusion_advisor.ops.activations import SECOND_HALF
 from fusion_advisor.ops.table import lookup
 from fusion_advisor.ops.views import view_steps
 from fusion_advisor.records import (
@@ -289,7 +290,7 @@ def _instance_node(walk: Walk, node: OpNode, path: Path, named: Mapping[Instance
             node,
             id=_repeated(node.id, path),
             args=(ValueRef(value=first),),
-            kwargs=(("second", ValueRef(value=second)),),
+            kwargs=((SECOND_HALF, ValueRef(value=second)),),
             inputs=(first, second),
             outputs=tuple([named[value, path] for value in node.outputs]),
         )

@@ -10,6 +10,7 @@ import torch
 
 from fusion_advisor.errors import ValidationError
 from fusion_advisor.ops import functional_name, is_inplace
+from fusion_advisor.ops.activations import SECOND_HALF
 from fusion_advisor.ops.views import size_free
 from fusion_advisor.records import Argument, FusionCandidate, OpGraph, OpNode, Symbol, ValueRef
 
@@ -37,6 +38,9 @@ def call(node: OpNode, values: Mapping[str, torch.Tensor], *, wide: bool = False
     function = resolve(node.op)
     arguments = [_argument(argument, values, wide) for argument in node.args]
     keywords = {name: _argument(argument, values, wide) for name, argument in node.kwargs}
+    if SECOND_HALF in keywords:  # an unrolled glu: torch takes its halves as one tensor
+        halves = torch.stack((arguments[0], keywords.pop(SECOND_HALF)))
+        return function(halves, 0)[0]
     result = function(*arguments, **keywords)
     return result.to(arguments[0].dtype) if is_inplace(node.op) else result
 

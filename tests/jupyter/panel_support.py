@@ -16,6 +16,7 @@ import fusion_advisor as fa
 from fusion_advisor.jupyter.jobs import JobRunner
 from fusion_advisor.jupyter.panel.panel import Panel
 from fusion_advisor.records import Report
+from fusion_advisor.validation import measure_again
 
 
 class WrittenOutGelu(torch.nn.Module):
@@ -29,11 +30,13 @@ class Scaled(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
+    """Nearly all of its time is its two chains': their savings stand out of any machine's noise."""
+
     def __init__(self) -> None:
         super().__init__()
         self.first = torch.nn.Linear(32, 2048)
         self.gelu = WrittenOutGelu()
-        self.middle = torch.nn.Linear(2048, 2048)
+        self.middle = torch.nn.Sequential(torch.nn.Linear(2048, 16), torch.nn.Linear(16, 2048))
         self.scaled = Scaled()
         self.last = torch.nn.Linear(2048, 8)
 
@@ -42,12 +45,19 @@ class Model(torch.nn.Module):
 
 
 def real_advice() -> tuple[Model, torch.Tensor, fa.Advice]:
-    """A model with two chains of elementwise ops, and what profiling it found."""
+    """A model with two chains of elementwise ops, and what profiling it found.
+
+    Ceilings measured while others used the machine promise too little: they are measured again.
+    """
     torch.manual_seed(0)
     model, x = Model(), torch.randn(512, 32)
-    advice = fa.profile(model, (x,), isolated=False, target="cpu")
-    assert len(advice.report.findings) == 2
-    return model, x, advice
+    for _ in range(3):
+        advice = fa.profile(model, (x,), isolated=False, target="cpu")
+        if len(advice.report.findings) == 2:
+            return model, x, advice
+        measure_again()
+    report = advice.report
+    raise AssertionError((report.nothing, report.notes, report.capture.times, report.estimates))
 
 
 class ReadyAdvice:

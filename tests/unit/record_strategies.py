@@ -12,10 +12,12 @@ from fusion_advisor.records import Symbol, ValueRef
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=8)  # lone surrogates included
+# As wide as the codec takes.
+INTEGERS = st.integers(-(2**256 - 1), 2**256 - 1)
 ARGUMENTS = st.recursive(
     st.none()
     | st.booleans()
-    | st.integers()
+    | INTEGERS
     | NUMBERS
     | TEXTS
     | st.builds(ValueRef, value=TEXTS)
@@ -35,7 +37,7 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
     if hint is _Argument:
         return ARGUMENTS
     if hint in (bool, int, float, str, type(None)):
-        plain = {bool: st.booleans(), int: st.integers(), float: NUMBERS, str: TEXTS}
+        plain = {bool: st.booleans(), int: INTEGERS, float: NUMBERS, str: TEXTS}
         return plain.get(hint, st.none())
     if origin is Literal:
         return st.sampled_from(parts)
