@@ -58,7 +58,8 @@ def group_ops(index: GraphIndex) -> Grouping:
     partition = Partition(index)
     pieces = [piece for group in growth.groups() for piece in partition.pieces(group)]
     pieces.sort(key=lambda piece: piece.members[0])
-    pieces = fold_views(index, growth.contexts, pieces, partition)
+    folded = fold_views(index, growth.contexts, pieces, partition)
+    pieces = [piece for piece in folded if partition.reads(piece)]
     names = tuple([f"C{number}" for number in range(1, len(pieces) + 1)])
     return Grouping(index, tuple(pieces), names, _owners(index, pieces), growth, partition.cuts)
 

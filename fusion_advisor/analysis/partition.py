@@ -68,7 +68,7 @@ class Partition:
             if parts is None and self.placed:
                 parts = self.placement_cut(piece)
             if parts is None:
-                if self.read_halves(piece):
+                if self.read_halves(piece) and self.reads(piece):
                     done.append(piece)
             else:
                 work.extend(component for part in parts for component in self._components(part))
@@ -174,6 +174,13 @@ class Partition:
     def _halving(self, piece: Piece) -> list[int]:
         halving = self.index.halving
         return [member for member in piece.members if member in halving] if halving else []
+
+    def reads(self, piece: Piece) -> bool:
+        """Whether it reads any tensor: a call without one says neither device nor sizes."""
+        if not piece.inputs:
+            what = "the group reads no tensor: all that it makes are constants"
+            self.cuts.update(dict.fromkeys(piece.members, ("factory", what)))
+        return bool(piece.inputs)
 
     def read_halves(self, piece: Piece) -> bool:
         """Give a piece whose members read halves of operands its loop; False if there is none."""

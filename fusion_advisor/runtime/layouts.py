@@ -89,10 +89,15 @@ def collapsed_stride(shape: Shape, strides: Shape, group: tuple[int, ...]) -> in
 
 
 def axis_layout(shape: Shape, strides: Shape, groups: Groups) -> AxisLayout | None:
-    """A tensor of full rank over ``groups``; None if a group does not collapse to one stride."""
+    """A tensor of full rank over ``groups``; None if a group does not collapse to one stride.
+
+    In an empty space nothing of it is reached, however much of it there is.
+    """
+    if 0 in shape:
+        return AxisLayout((0,) * len(groups), (1,) * len(groups))
     collapsed = []
     for group in groups:
-        stride = 1 if 0 in shape else collapsed_stride(shape, strides, group)
+        stride = collapsed_stride(shape, strides, group)
         if stride is None:
             return None
         collapsed.append(stride)

@@ -13,9 +13,12 @@ from dataclasses import replace
 
 import torch
 
-from fusion_advisor.records import OpNode
+from fusion_advisor.ops import functional_name
+from fusion_advisor.records import OpNode, ValueRef
 from fusion_advisor.validation import aten
 
+# Tensors that stand for one number: torch takes them of no dimension alone.
+_NUMBERS = {"aten.fill.Tensor": 1, "aten.masked_fill.Tensor": 2}
 LONGEST_VECTOR = 128  # elements: several turns of an unrolled loop over 8-bit lanes
 
 
@@ -31,7 +34,15 @@ def other_results(
         return []
     flat = {name: _flat(values[name], eager.shape) for name in node.inputs if values[name].dim()}
     if not flat:  # one element of 0-dim operands alone: it too has a place in a longer tensor
-        flat = {name: values[name].reshape(1) for name in node.inputs}
+        number = _NUMBERS.get(functional_name(node.op))
+        kept = None if number is None else node.args[number]
+        flat = {
+            name: values[name].reshape(1)
+            for name in node.inputs
+            if not isinstance(kept, ValueRef) or name != kept.value
+        }
+        if not flat:
+            return []
     copies = LONGEST_VECTOR // count + 2  # the first of them lies within whole vectors
     long = {name: tensor.repeat(copies) for name, tensor in flat.items()}
     apart = {name: tensor.repeat_interleave(2)[::2] for name, tensor in flat.items()}

@@ -263,6 +263,15 @@ def test_numbers_that_a_recipe_must_know_are_written_into_the_kernel() -> None:
     assert takeable_numbers(graph, [("n0", 1), ("n1", 1)]) == {("n1", 1)}
 
 
+def test_a_group_of_constants_alone_is_no_kernel() -> None:
+    """No operand would tell its call what device to work on."""
+    b = GraphBuilder()
+    number = b.op("aten.scalar_tensor.default", -0.5, shape=())
+    graph = b.build(b.op("aten.log1p.default", number, shape=()))
+    assert groups(graph) == []
+    assert codes(graph)["n0", "n1"] == "factory"
+
+
 def test_results_of_different_layout_are_cut_apart() -> None:
     b = GraphBuilder()
     x = b.input((4, 8))

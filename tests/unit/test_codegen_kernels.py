@@ -188,6 +188,19 @@ def test_eager_text_dispatches_exactly_the_captured_overloads(name, dtype):
     assert mode.seen == captured
 
 
+@pytest.mark.parametrize("op", ["add_", "sub_"])
+def test_a_positional_alpha_is_no_deprecated_call_in_the_eager_text(op):
+    """``x.add_(2, 100.0)`` is add_(alpha, other), another overload; a bool it refuses as alpha."""
+    overload = getattr(torch.ops.aten, op).Scalar
+    chain = cases.Chain(lambda x: torch.relu(overload(x * 2, 2, 100.0)), randn(6))
+    function = load(chain.kernel)[chain.kernel.eager_name]
+    with Overloads() as mode:
+        result = function(*chain.arguments())
+    assert f"aten.{op}.Scalar" in mode.seen
+    moved = chain.arguments()[0] * 2 + (200.0 if op == "add_" else -200.0)
+    assert differing(result, torch.relu(moved)) == 0
+
+
 def test_eager_text_works_on_meta_tensors_and_with_gradients():
     chain = make_chain("bias")
     function = load(chain.kernel)[chain.kernel.eager_name]

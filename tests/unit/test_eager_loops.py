@@ -31,6 +31,13 @@ def test_either_zero_of_softshrink_is_eagers_and_nothing_else() -> None:
     assert _by([0.0, 0.0, float(torch.tensor(above + 2e-7))], allowed) == 1
 
 
+def test_a_number_that_fills_stays_of_no_dimension() -> None:
+    x, number = torch.tensor(3, dtype=torch.int16), torch.tensor(0.3)
+    allowed = _budget(lambda x, number: torch.fill(x * 0.5, number) * 1.0, x, number)
+    assert compare(torch.tensor(0.3), allowed).mismatches == 0
+    assert compare(torch.tensor(0.5), allowed).mismatches == 1
+
+
 def test_an_infinity_behind_either_zero_has_either_sign() -> None:
     x = torch.tensor([-0.25, 2.0])
     chain: Callable[..., Any] = lambda x: 1.0 / torch.nn.functional.softshrink(x, 0.5)  # noqa: E731

@@ -88,6 +88,13 @@ def test_an_empty_tensor_is_dense_in_any_order() -> None:
     assert layout is not None and layout.is_dense and layout.elements == 0
 
 
+def test_nothing_of_an_operand_is_reached_in_an_empty_space() -> None:
+    row = torch.zeros(1).expand(257)  # shown 257 times, but one number of memory
+    layout = layouts.axis_layout((0, 257), (0, 0), ((1,),))
+    assert layout is not None
+    assert row.as_strided(layout.sizes, layout.strides).numel() == 0
+
+
 @given(st.lists(st.lists(st.sampled_from([0, 1, 2, 3]), max_size=3), min_size=1, max_size=3))
 def test_broadcast_shape_is_torchs(shapes: list[list[int]]) -> None:
     try:
