@@ -10,7 +10,7 @@ import sweep_judge
 import torch
 from sweep_judge import Chunk, Errors
 from sweep_kernels import Kernel, as_array
-from swept_calls import SweptCall, reference
+from swept_calls import Reference, SweptCall, reference
 
 from fusion_advisor.validation.budgets import HALF_STEP_ULP, ulp
 from fusion_advisor.validation.compare import same_bits
@@ -21,6 +21,7 @@ STRIDED_EVERY = 64  # eager's strided loop is slow: it is run on every so many c
 ALL = 1 << 32
 HALF_PAIRS = 1 << 20
 _PAIR_KINDS = 4
+_NOTHING = np.full(CHUNK, np.nan, np.float32)
 
 
 @dataclass
@@ -53,9 +54,10 @@ def unary_chunks(stride: int, offset: int) -> Iterator[tuple[np.ndarray, ...]]:
     """Every ``stride``-th bit pattern of float32; before a part of them the specials."""
     if stride > 1:
         yield (_whole_vectors(specials()),)
+    first = np.arange(CHUNK, dtype=np.uint32) * np.uint32(stride)
     for start in range(offset, ALL, CHUNK * stride):
-        stop = min(start + CHUNK * stride, ALL)
-        yield (np.arange(start, stop, stride, dtype=np.uint64).astype(np.uint32).view(np.float32),)
+        count = min(CHUNK, -(-(ALL - start) // stride))
+        yield ((first[:count] + np.uint32(start)).view(np.float32),)
 
 
 def specials() -> np.ndarray:
@@ -147,19 +149,24 @@ class _Sweep:
         self.call = call
         self.budget = float(call.budget_ulp)
         self.kernels = kernels
+        self.true = reference(call)
         self.runs = {name: kernel.prepare() for name, kernel in kernels.items()}
+        self.outputs = {
+            name: [np.empty(CHUNK, kind) for kind in kernel.outputs]
+            for name, kernel in kernels.items()
+        }
         self.found = {name: Target(kernel.digest) for name, kernel in kernels.items()}
         self.eager = Eager()
 
     def one(self, number: int, operands: tuple[np.ndarray, ...]) -> None:
         """Sweep one chunk."""
         chunk = _Operands(self.call, operands)
-        truth = chunk.truth() if self.budget else None
+        truth = chunk.truth(self.true) if self.budget else None
         with_eager = truth is None or number % EAGER_EVERY == 0
         if number % STRIDED_EVERY == 0:
             self._compare_forms(chunk, truth)
         for name, run in self.runs.items():
-            outputs = [np.empty(chunk.size, kind) for kind in self.kernels[name].outputs]
+            outputs = [whole[: chunk.size] for whole in self.outputs[name]]
             run(*operands, *outputs)
             target = self.found[name]
             target.inputs += chunk.size
@@ -227,10 +234,10 @@ class _Operands:
         self._body: np.ndarray | None = None
         self._strided: np.ndarray | None = None
 
-    def truth(self) -> Chunk:
+    def truth(self, reference: Reference) -> Chunk:
         """The true results, and the ULP that count."""
         wide = [tensor.double() for tensor in self.tensors]
-        true = reference(self.call)(*wide).contiguous().numpy()
+        true = reference(*wide).contiguous().numpy()
         scaled = self.call.info.error_scale == "operand"
         return Chunk(true, sweep_judge.inverse_ulp(true, wide[0].numpy() if scaled else None))
 
@@ -258,7 +265,7 @@ class _Operands:
         """Those of eager's two forms that were worked out; NaN explains nothing."""
         known = [form for form in (self._body, self._strided) if form is not None]
         if not known:
-            known = [np.full_like(otherwise, np.nan)]
+            known = [_NOTHING[: otherwise.size]]
         return known[0], known[-1]
 
     def at(self, place: int) -> tuple[float, ...]:

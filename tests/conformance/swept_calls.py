@@ -7,6 +7,7 @@ itself; calls that need numbers are written out.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -83,6 +84,7 @@ class SweptCall:
         return result if isinstance(result, tuple) else (result,)
 
 
+@functools.cache
 def overload(op: str) -> Any:
     """torch's callable of a full overload name."""
     _, base, name = op.split(".")
