@@ -14,7 +14,7 @@ from itertools import accumulate
 from types import MappingProxyType
 
 from fusion_advisor.analysis.graph_index import Context, GraphIndex, broadcasts_to, same_layout
-from fusion_advisor.ops import OpInfo, lookup, why_unwritable
+from fusion_advisor.ops import OpInfo, lookup, out_keyword, why_unwritable
 from fusion_advisor.ops.dtypes import SUPPORTED_DTYPES
 from fusion_advisor.records import Argument, OpNode, Symbol, TensorSpec, ValueRef
 
@@ -190,6 +190,11 @@ def _form_refusal(index: GraphIndex, node: OpNode, *, halves: bool) -> Refusal |
         if refusal is not None:
             code, text = refusal
             return code, f"{node.op}: {text}"
+    if out_keyword(node.op) and any(values[v].shape != output.shape for v in node.mutates):
+        return (
+            "mutated-input",
+            f"{node.op} resizes the tensor given as out=; give one of the result's shape",
+        )
     for value in node.inputs:
         operand = values[value]
         if not halves and not broadcasts_to(operand.shape, output.shape):

@@ -141,6 +141,8 @@ class _Writer:
             position += ops.flat_length(argument)
         if ops.is_inplace(node.op):
             return self._written(node, base, args, kwargs)
+        if (keyword := ops.out_keyword(node.op)) in dict(kwargs):
+            return self._given(node, keyword, args, dict(kwargs))
         if node.op == "aten.slice.Tensor" and not kwargs:
             return self._sliced(node, args[0])
         return _expression(ops.functional_name(node.op), args, kwargs, self._casts(node))
@@ -170,6 +172,14 @@ class _Writer:
             return f"{args[0]}.{base}({everything})"
         return f"torch.ops.{node.op}({', '.join(part for part in (args[0], everything) if part)})"
 
+    def _given(self, node: OpNode, keyword: str, args: list[str], kwargs: dict[str, str]) -> str:
+        """An op with out=: what it is given there is copied where it is the caller's."""
+        target = dict(node.kwargs)[keyword]
+        if isinstance(target, ValueRef) and target.value in self.operands:
+            kwargs = {**kwargs, keyword: f"copy({kwargs[keyword]})"}
+        everything = ", ".join([*args, *(f"{key}={text}" for key, text in kwargs.items())])
+        return f"torch.ops.{node.op}({everything})"
+
     def _is_own_device(self, node: OpNode, argument: Argument) -> bool:
         """Whether an argument names the device that the op's tensors are on anyway."""
         if not isinstance(argument, Symbol) or argument.kind != "device":
@@ -187,11 +197,8 @@ class _Writer:
 def written_operands(program: FusedProgram, graph: OpGraph) -> tuple[str, ...]:
     """The names of operands that an op of the chain writes in place."""
     members = set(program.nodes)
-    written = {
-        node.args[0].value
-        for node in graph.nodes
-        if node.id in members and ops.is_inplace(node.op) and isinstance(node.args[0], ValueRef)
-    }
+    targets = [ops.written_argument(node) for node in graph.nodes if node.id in members]
+    written = {target.value for target in targets if isinstance(target, ValueRef)}
     return tuple(one.name for one in program.given if one.value in written)
 
 

@@ -18,7 +18,14 @@ from fusion_advisor.ops import (
 )
 from fusion_advisor.ops.calls import Call, Operand, bind, flat_arguments, flat_length, unread_inputs
 from fusion_advisor.ops.dtypes import ITEM_BYTES, SUPPORTED_DTYPES
-from fusion_advisor.ops.kinds import classify, functional_name, is_added, is_inplace
+from fusion_advisor.ops.kinds import (
+    classify,
+    functional_name,
+    is_added,
+    is_inplace,
+    out_keyword,
+    written_argument,
+)
 from fusion_advisor.ops.scalars import OPCODES, Builder, Opcode, type_error
 from fusion_advisor.ops.table import OpInfo, Recipe, add_row, lookup, remove_row, rows
 from fusion_advisor.ops.writing import operand_of, takeable_numbers, why_unwritable, write_call
@@ -57,6 +64,7 @@ __all__ = [
     "is_inplace",
     "lookup",
     "operand_of",
+    "out_keyword",
     "remove_row",
     "rows",
     "takeable_numbers",
@@ -64,4 +72,5 @@ __all__ = [
     "unread_inputs",
     "why_unwritable",
     "write_call",
+    "written_argument",
 ]

@@ -14,6 +14,7 @@ from fusion_advisor.ops.dtypes import (
     opmath,
     require_supported,
 )
+from fusion_advisor.ops.kinds import out_keyword
 from fusion_advisor.ops.promotion import DEFAULT_FLOAT, Weight, result_type
 from fusion_advisor.ops.scalars import Builder, Value
 from fusion_advisor.records import Argument, Constant, OpNode, Symbol, ValueRef
@@ -211,8 +212,11 @@ def bind(
     operands: dict[str, Operand] = {}
     plain: dict[str, Argument] = {}
     position = 0
+    written = out_keyword(node.op)  # no operand: what lies there is not read
     for name, argument in named:
-        if name not in positional and name not in keyword_only:
+        if name == written:
+            pass
+        elif name not in positional and name not in keyword_only:
             if argument is not None:
                 raise UnsupportedOpError(
                     f"{node.op} was called with {name}=, which its recipe does not know; "
@@ -233,10 +237,14 @@ def _named_arguments(node: OpNode, positional: Sequence[str]) -> list[tuple[str,
 
 
 def unread_inputs(node: OpNode, parameters: str, unread: str) -> tuple[str, ...]:
-    """The values that a call takes as ``unread`` parameters alone: only shape and dtype matter."""
-    if not unread:
+    """The values that a call takes as ``unread`` parameters alone: only shape and dtype matter.
+
+    So it is with what is given as ``out=``.
+    """
+    written = out_keyword(node.op)
+    if not unread and not written:
         return ()
-    names = unread.split()
+    names = {*unread.split(), written}
     positional, _ = parameter_names(parameters)
     lent: dict[str, None] = {}
     read: set[str] = set()

@@ -7,7 +7,7 @@ depends on its dtypes and layout, and on a recipe in the table.
 from __future__ import annotations
 
 from fusion_advisor.ops.refused import REASONS
-from fusion_advisor.records import OpKind
+from fusion_advisor.records import Argument, OpKind, OpNode
 
 _DUNDER_INPLACE = {
     "__iand__": "__and__",
@@ -18,6 +18,28 @@ _DUNDER_INPLACE = {
 }
 # Overloads whose functional twin has another name than theirs without underscore.
 _FUNCTIONAL = {"aten.floor_divide_.Tensor": "aten.floor_divide.default"}
+
+# Ops whose overload ``out`` is the twin of ``Tensor``; that of the others is the default.
+_OUT_OF_TENSOR = frozenset(
+    """
+    add arctan2 bitwise_left_shift bitwise_right_shift copysign div divide float_power ldexp mul
+    multiply sub subtract true_divide xlogy special_xlogy
+    """.split()
+)
+# Overloads with out= whose twin has a name of its own.
+_FUNCTIONAL_OF_OUT = {
+    "aten.max.out": "aten.max.other",
+    "aten.min.out": "aten.min.other",
+    "aten.xlogy.OutTensor": "aten.xlogy.Tensor",
+    "aten.xlogy.OutScalar_Self": "aten.xlogy.Scalar_Self",
+    "aten.xlogy.OutScalar_Other": "aten.xlogy.Scalar_Other",
+}
+# Ops that give two results, or whose overload with out= takes other arguments than its twin.
+_OWN_OUT = frozenset(
+    """
+    _to_copy full_like log_sigmoid_forward native_dropout ones_like scalar_tensor zeros_like
+    """.split()
+)
 
 _BASES_BY_KIND: dict[OpKind, str] = {
     "elementwise": """
@@ -195,13 +217,43 @@ def is_inplace(op: str) -> bool:
     return base in _DUNDER_INPLACE or (base.endswith("_") and not base.endswith("__"))
 
 
+def out_keyword(op: str) -> str:
+    """The keyword by which the overload is given the tensor it writes (``aten.add.out``), or ""."""
+    _, base, overload = _split(op)
+    if op in _ADDED or base in _OWN_OUT:
+        return ""
+    if op in _FUNCTIONAL_OF_OUT:
+        return "out"
+    if overload == "grad_input" or op == "aten.huber_loss_backward.out":
+        return "grad_input"
+    return "out" if overload in ("out", "out_mode") or overload.endswith("_out") else ""
+
+
+def written_argument(node: OpNode) -> Argument:
+    """What an elementwise op writes in place: its first argument, the one of out=, or None."""
+    if is_inplace(node.op):
+        return node.args[0]
+    keyword = out_keyword(node.op)
+    return dict(node.kwargs).get(keyword) if keyword else None
+
+
 def functional_name(op: str) -> str:
-    """The overload that computes the same without writing: itself unless in-place."""
+    """The overload that computes the same without writing: itself unless in-place or out=."""
+    namespace, base, overload = _split(op)
+    if op in _FUNCTIONAL_OF_OUT:
+        return _FUNCTIONAL_OF_OUT[op]
+    if out_keyword(op):
+        if overload == "out":
+            overload = "Tensor" if base in _OUT_OF_TENSOR else "default"
+        elif overload == "out_mode":
+            overload = "Tensor_mode"
+        else:
+            overload = overload.removesuffix("_out") if overload != "grad_input" else "default"
+        return ".".join((namespace, base, overload))
     if not is_inplace(op):
         return op
     if op in _FUNCTIONAL:
         return _FUNCTIONAL[op]
-    namespace, base, overload = _split(op)
     functional = _DUNDER_INPLACE.get(base, base[:-1])
     return ".".join(part for part in (namespace, functional, overload) if part)
 

@@ -12,7 +12,7 @@ from typing import Literal
 from fusion_advisor.errors import CodegenError, UnsupportedOpError
 from fusion_advisor.ops.calls import Operand, bind, flat_arguments
 from fusion_advisor.ops.dtypes import SUPPORTED_DTYPES
-from fusion_advisor.ops.kinds import is_inplace
+from fusion_advisor.ops.kinds import written_argument
 from fusion_advisor.ops.scalars import Builder, Value
 from fusion_advisor.ops.table import OpInfo, lookup
 from fusion_advisor.records import OpGraph, OpNode, TensorSpec
@@ -58,7 +58,7 @@ def write_call(
     written: list[Value] = []
     for result, dtype in zip(results, dtypes, strict=True):
         made = builder.dtype(result)
-        if is_inplace(node.op):
+        if written_argument(node) is not None:
             result = builder.cast(result, dtype)  # written into a tensor of its dtype
         elif made != dtype:
             raise UnsupportedOpError(

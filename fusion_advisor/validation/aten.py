@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fusion_advisor.errors import ValidationError
-from fusion_advisor.ops import functional_name, is_inplace
+from fusion_advisor.ops import functional_name, out_keyword, written_argument
 from fusion_advisor.ops.activations import SECOND_HALF
 from fusion_advisor.ops.views import size_free
 from fusion_advisor.records import Argument, FusionCandidate, OpGraph, OpNode, Symbol, ValueRef
@@ -38,11 +38,13 @@ def call(node: OpNode, values: Mapping[str, torch.Tensor], *, wide: bool = False
     function = resolve(node.op)
     arguments = [_argument(argument, values, wide) for argument in node.args]
     keywords = {name: _argument(argument, values, wide) for name, argument in node.kwargs}
+    keywords.pop(out_keyword(node.op), None)
     if SECOND_HALF in keywords:  # an unrolled glu: torch takes its halves as one tensor
         halves = torch.stack((arguments[0], keywords.pop(SECOND_HALF)))
         return function(halves, 0)[0]
     result = function(*arguments, **keywords)
-    return result.to(arguments[0].dtype) if is_inplace(node.op) else result
+    written = written_argument(node)
+    return result if written is None else result.to(_argument(written, values, wide).dtype)
 
 
 # These make a tensor of the operands' dtype of a number; other ops compute with it in float32.

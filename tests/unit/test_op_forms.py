@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -328,3 +329,78 @@ def test_a_glu_validates_on_both_targets():
     )
     assert result.status == "passed", result.rungs
     assert result.mismatches == 0
+
+
+# -- out= ----------------------------------------------------------------------------------------
+
+
+def into_new(x, y):
+    made = torch.empty_like(x)
+    torch.add(x * 2, y, alpha=3, out=made)
+    return made.sigmoid()
+
+
+def into_wider_transposed(x, y):
+    made = torch.empty(20, 7, dtype=torch.float64).t()
+    torch.mul(x, y, out=made)
+    return made * 2, made
+
+
+def into_what_is_read(x, y):
+    made = x * 2
+    torch.mul(made, y, out=made)
+    return made * 2
+
+
+def into_one_another(x, y):
+    first = x + 1
+    second = first.exp()
+    torch.clamp(second, min=y, out=first)
+    torch.maximum(first, y, out=second)
+    return first * 2, second - 1
+
+
+@pytest.mark.parametrize(
+    "function", [into_new, into_wider_transposed, into_what_is_read, into_one_another]
+)
+def test_what_is_written_into_out_is_fused(function):
+    one_group(function, torch.randn(7, 20), torch.randn(20))
+
+
+def test_a_given_tensor_is_not_read_and_keeps_its_dtype():
+    recording, candidate, kernel = one_group(
+        lambda x: torch.mul(x, 2.0, out=torch.full((6,), math.nan, dtype=torch.bfloat16)).float(),
+        torch.tensor([1.0, 1.00390625, -0.0, math.inf, math.nan, 3e38]),
+    )
+    lent = recording.graph.nodes[-2].mutates[0]
+    assert lent in [operand.value for operand in candidate.inputs]
+    assert "this reads 24 B and writes 24 B in 1" in kernel.text
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: torch.mul(x, 2, out=torch.empty(0)) + 1, "resizes the tensor given as out="),
+        (lambda x: torch.mul(x, 2, out=OUTSIDE) + 1, "lives outside the run"),
+        (lambda x: (lambda o, p: (torch.mul(x, 2, out=o) + 1) * p.sum())(*shared(x)), "again"),
+    ],
+)
+def test_a_given_tensor_that_others_see_is_left_alone(function, words):
+    recording = recorded(function, torch.randn(6))
+    found = find_candidates(recording.graph)
+    blockers = why_not(recording.graph, found)
+    assert any(b.code == "mutated-input" and words in b.message for b in blockers)
+    assert all(
+        node.op != "aten.mul.out"
+        for candidate in found
+        for node in recording.graph.nodes
+        if node.id in candidate.nodes
+    )
+
+
+OUTSIDE = torch.empty(6)
+
+
+def shared(x):
+    made = torch.ones_like(x)
+    return made, made.view(2, 3)

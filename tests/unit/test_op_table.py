@@ -62,12 +62,24 @@ def test_an_op_that_is_on_no_list_is_noticed():
     assert ops.classify("aten.a_new_op.default", pointwise_tag=True) == "elementwise"
 
 
-def test_forms_with_out_say_what_to_do():
+def test_forms_with_out_are_taken_by_their_functional_twin_or_say_what_to_do():
+    taken = 0
     for name, overload in OVERLOADS.items():
-        if any(argument.is_out for argument in overload._schema.arguments):
-            info = ops.lookup(name)
-            assert info is None or info.recipe is None, name
-            assert info is None or "without out=" in info.reason, name
+        arguments = overload._schema.arguments
+        given = [a for a in arguments if a.is_out]
+        info = ops.lookup(name)
+        if not given or info is None:
+            continue
+        if info.recipe is None:
+            assert info.reason, name
+            continue
+        assert [a.name for a in given] == [ops.out_keyword(name)], name
+        twin = OVERLOADS[ops.functional_name(name)]
+        own = [(a.name, str(a.type)) for a in arguments if not a.is_out]
+        assert own == [(a.name, str(a.type)) for a in twin._schema.arguments], name
+        taken += 1
+    assert taken > 150
+    assert "without out=" in ops.lookup("aten.log_sigmoid_forward.output").reason
 
 
 def test_in_place_ops_are_named_after_ops_of_torch():
