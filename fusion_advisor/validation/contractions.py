@@ -33,6 +33,7 @@ PTX_FMA = re.compile(r"^\s*(?:@!?%p\d+ )?fma\.", re.M)
 # A product plus -0.0 is the product to the bit: so the assembler writes the negative of one.
 # HFMA2 of nothing but zeros and immediates is how it loads a constant.
 SASS_FMA = re.compile(r"\b(?:FFMA2?|DFMA)\b(?![^;\n]*,\s*-RZ\s*;)|\bHFMA2\b(?![^;\n]*-RZ, RZ)")
+_PRODUCT = re.compile(r"\bfmul\b|fma")  # in LLVM IR
 MACHINE_FMA = re.compile(
     r"\b(?:vfn?m(?:add|sub)(?:add|sub)?\d{3}[ps][sdh]"  # x86
     r"|fn?m(?:add|sub)|fml[as])\b"  # ARM
@@ -100,12 +101,14 @@ def asked_for_problem(kernel: KernelSource, name: str) -> str:
 class MachineContractions:
     """Fused multiply-adds in a CPU kernel's assembly: as it is, and where none can be contracted.
 
-    ``loose`` counts multiply-adds in its IR that LLVM may or may not fuse.
+    ``loose`` counts multiply-adds in its IR that LLVM may or may not fuse.  Without ``products``
+    the optimised IR multiplies no floats: there is nothing to fuse.
     """
 
     found: int
     uncontracted: int
     loose: int
+    products: bool = True
 
     @property
     def problem(self) -> str:
@@ -126,8 +129,6 @@ class MachineContractions:
 
 def cpu_contractions(kernel: KernelSource, *, parallel: bool = False) -> MachineContractions:
     """Count the fused multiply-adds of a CPU kernel's twin; see ``contraction_problem``."""
-    import llvmlite.binding as llvm
-
     from fusion_advisor.runtime import cpu_kernels, load_kernel
 
     found = load_kernel(kernel.text, kernel.entry, kernel.hash).get(kernel.cpu_name)
@@ -135,20 +136,28 @@ def cpu_contractions(kernel: KernelSource, *, parallel: bool = False) -> Machine
         raise ValidationError(f"{kernel.cpu_name} is not a CPU kernel")
     twin = cpu_kernels.compiled_twin(found.py_func, parallel=parallel)
     twin.compile(_cpu_signature(kernel, found.py_func.__code__.co_argcount))
-    library = twin.overloads[twin.signatures[0]].library
+    return machine_contractions(twin.overloads[twin.signatures[0]].library)
+
+
+def machine_contractions(library: Any) -> MachineContractions:
+    """Count the fused multiply-adds of what Numba compiled (its code library)."""
+    import llvmlite.binding as llvm
+
     text = str(library.get_llvm_str())
-    assembly = str(library.get_asm_str())
-    strict = llvm.parse_assembly(_FAST_FLAGS.sub(r"\1", text))
-    uncontracted = str(library.codegen._tm.emit_assembly(strict))
-    return MachineContractions(
-        found=len(MACHINE_FMA.findall(assembly)),
-        uncontracted=len(MACHINE_FMA.findall(uncontracted)),
-        loose=len(re.findall(r"^\s*%?\S* ?=? ?(?:tail )?call [^\n]*@llvm\.fmuladd", text, re.M)),
-    )
+    loose = len(re.findall(r"^\s*%?\S* ?=? ?(?:tail )?call [^\n]*@llvm\.fmuladd", text, re.M))
+    if not loose and not _PRODUCT.search(text):
+        return MachineContractions(found=0, uncontracted=0, loose=0, products=False)
+    found = len(MACHINE_FMA.findall(str(library.get_asm_str())))
+    strict, flags = _FAST_FLAGS.subn(r"\1", text)
+    uncontracted = found
+    if flags:
+        assembly = library.codegen._tm.emit_assembly(llvm.parse_assembly(strict))
+        uncontracted = len(MACHINE_FMA.findall(str(assembly)))
+    return MachineContractions(found=found, uncontracted=uncontracted, loose=loose)
 
 
 def _cpu_signature(kernel: KernelSource, count: int) -> tuple[Any, ...]:
-    """Numba's types of a call with contiguous arrays; trailing flags are arrays of one byte."""
+    """Numba's types of a call with contiguous arrays."""
     from numba import from_dtype, types
 
     program = kernel.program
@@ -166,6 +175,8 @@ def _cpu_signature(kernel: KernelSource, count: int) -> tuple[Any, ...]:
         for entry in program.inputs
         if entry.kind == "scalar"
     ]
+    if program.checks_divisors:  # the flag that tells of a zero divisor stands before the numbers
+        arguments.insert(len(arrays), types.Array(types.boolean, 1, "C"))
     if len(arguments) != count:
         raise ValidationError(f"{kernel.cpu_name} takes {count} arguments, not {len(arguments)}")
     return tuple(arguments)
@@ -208,7 +219,10 @@ class CudaContractions:
 
 def cuda_contractions(compiled: CompiledKernel) -> CudaContractions:
     """Look for fused multiply-adds that no op asked for in one compiled kernel's PTX."""
-    uncontracted = assemble(protected(compiled.modules), compiled.architecture)
+    strict = protected(compiled.modules)
+    uncontracted = compiled.ptx  # where no float is multiplied or added
+    if strict != compiled.modules:
+        uncontracted = assemble(strict, compiled.architecture)
     return CudaContractions(
         stray=stray_contractions(compiled),
         in_ptx=len(PTX_FMA.findall(compiled.ptx)),

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from fusion_advisor.errors import ValidationError
@@ -42,13 +43,19 @@ def link_report(compiled: CompiledKernel) -> Resources:
 
 def link(ptx: str, architecture: tuple[int, int]) -> tuple[bytes, str]:
     """Machine code of ``ptx`` and the linker's verbose log."""
+    return link_all((ptx,), architecture)
+
+
+def link_all(texts: Sequence[str], architecture: tuple[int, int]) -> tuple[bytes, str]:
+    """One piece of machine code of PTX texts that share no name, and the linker's verbose log."""
     from cuda.bindings import nvjitlink  # type: ignore[import-not-found,unused-ignore]
 
     options = [f"-arch=sm_{architecture[0]}{architecture[1]}", "-verbose", "-O3"]
     handle = nvjitlink.create(len(options), options)
     try:
-        text = ptx.encode()
-        nvjitlink.add_data(handle, nvjitlink.InputType.PTX, text, len(text), "kernel")
+        for number, text in enumerate(texts):
+            data = text.encode()
+            nvjitlink.add_data(handle, nvjitlink.InputType.PTX, data, len(data), f"kernel{number}")
         nvjitlink.complete(handle)
         log = bytearray(nvjitlink.get_info_log_size(handle))
         nvjitlink.get_info_log(handle, log)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import opinfo_sass
 from opinfo_units import Unit, read_outcome
 
 SHOWN_FAULTS = 3  # of each outcome, in the summary
@@ -51,10 +52,15 @@ def summarize(
             dtype: _totals([one for unit, _, one in found if unit.dtype == dtype])
             for dtype in dict.fromkeys(unit.dtype for unit in units)
         },
+        "contractions": _contractions(found, opinfo_sass.read_known(folder)),
         "refused": _refused(found, own=True),
         "refused_forms": _refused(found, own=False),
         "worst_ulp": _worst(found),
-        "nan_differs": sorted({op for _, _, outcome in found for op in outcome["nan_differs"]}),
+        "nan_differs": {
+            op: f"{target}, {text}"
+            for _, target, outcome in found
+            for op, text in sorted(outcome["nan_differs"].items())
+        },
         "faults": {
             f"{target} {unit.entry} {unit.dtype}": outcome["faults"][:SHOWN_FAULTS]
             for unit, target, outcome in found
@@ -62,6 +68,22 @@ def summarize(
         },
         "entries": _entries(found),
         "cpu_seconds": round(sum(outcome["seconds"] for _, _, outcome in found), 1),
+    }
+
+
+def _contractions(found: Sequence[Any], known: dict[str, str]) -> dict[str, int]:
+    """How many distinct kernels were looked through, by kind of code, and how many contract."""
+    digests: dict[str, set[str]] = defaultdict(set)
+    for _, _, outcome in found:
+        for kind, names in outcome["compiled"].items():
+            digests[kind].update(names)
+    problems = [name for name in digests["SASS"] if known.get(name)]
+    looked = {kind: len(names) for kind, names in sorted(digests.items()) if kind != "SASS"}
+    return {
+        **looked,
+        "SASS": len(digests["SASS"] & known.keys()),
+        "SASS not disassembled": len(digests["SASS"] - known.keys()),
+        "contracted": sum(outcome["contracted"] for _, _, outcome in found) + len(problems),
     }
 
 
@@ -140,6 +162,11 @@ def render_text(summary: dict[str, Any]) -> str:
             f"{totals['mismatches']} mismatches, {totals['discontinuous']} at a discontinuity"
         )
     lines.append(f"required entries: {len(required) - len(left)} of {len(required)} supported")
+    looked = summary["contractions"]
+    lines.append(
+        "contracted: " + f"{looked['contracted']} of "
+        + ", ".join(f"{n} {kind}" for kind, n in looked.items() if kind != "contracted")
+    )  # fmt: skip
     if summary["not_run"]:
         lines.append(f"not run: {summary['not_run']} outcomes")
     for title, key in (("", "refused"), ("of further forms ", "refused_forms")):

@@ -5,6 +5,7 @@ Kernels whose code is the same are compiled once per process, whatever shapes th
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections import Counter
@@ -12,15 +13,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numba
+import opinfo_sass
 import torch
 from opinfo_kernels import Check, same_layout
+from opinfo_twin import BareTwin
 
 from fusion_advisor.errors import FusionAdvisorError
 from fusion_advisor.runtime import load_kernel
 from fusion_advisor.validation import arrays, contractions
 from fusion_advisor.validation.bits import same_bits
 from fusion_advisor.validation.compare import compare
-from fusion_advisor.validation.cuda_compiler import compile_cuda
+from fusion_advisor.validation.contractions import CudaContractions, MachineContractions
+from fusion_advisor.validation.cuda_compiler import CompiledKernel, compile_cuda
 from fusion_advisor.validation.execution import native_variants, run_cases
 from fusion_advisor.validation.native_module import NativeKernel, translate
 
@@ -38,7 +43,8 @@ class Tally:
 
     ``samples`` counts the calls that ran in kernels whole, by form; ``idle`` those that compute
     nothing.  ``kernels`` are runs that were compared; ``parallel`` those also run by the parallel
-    twin, ``called`` those also called as a person would.
+    twin, ``called`` those also called as a person would.  ``contracted`` are kernels whose code
+    holds a fused multiply-add that no op asked for; those of SASS are counted apart.
     """
 
     samples: Counter[str] = field(default_factory=Counter)
@@ -52,8 +58,16 @@ class Tally:
     discontinuous: int = 0
     refused: Counter[str] = field(default_factory=Counter)  # calls, by form and reason
     worst_ulp: dict[str, float] = field(default_factory=dict)  # by op
-    nan_differs: list[str] = field(default_factory=list)  # ops: eager's own loops differ in it
+    nan_differs: dict[str, str] = field(default_factory=dict)  # accepted: by op, the first of them
     faults: list[str] = field(default_factory=list)
+    compiled: dict[str, list[str]] = field(default_factory=dict)  # digests by what was looked at
+    contracted: int = 0
+
+    def look(self, kind: str, digest: str) -> None:
+        """Note that a kernel's ``kind`` of code was looked through for contractions."""
+        known = self.compiled.setdefault(kind, [])
+        if digest not in known:
+            known.append(digest)
 
     def fault(self, text: str, elements: int = 1) -> None:
         """Count what is wrong; the first few are kept in words."""
@@ -88,7 +102,11 @@ def judge(check: Check, actual: Results, tally: Tally) -> None:
         comparison = compare(result, allowed)
         tally.elements += comparison.elements
         tally.discontinuous += comparison.ambiguous
-        _note_worst(check.what, comparison.worst_ulp, tally)
+        if math.isfinite(comparison.worst_ulp):
+            worst = max(tally.worst_ulp.get(check.what, 0.0), comparison.worst_ulp)
+            tally.worst_ulp[check.what] = worst
+        elif check.what not in tally.nan_differs:  # a number of ULP from a NaN is none
+            tally.nan_differs[check.what] = _nan_difference(check, result, allowed.eager)
         if comparison.mismatches:
             tally.fault(f"{check.label}: {comparison.first}", comparison.mismatches)
         elif not same_layout(result, *layout):
@@ -98,11 +116,23 @@ def judge(check: Check, actual: Results, tally: Tally) -> None:
             )
 
 
-def _note_worst(what: str, ulp: float, tally: Tally) -> None:
-    if math.isfinite(ulp):
-        tally.worst_ulp[what] = max(tally.worst_ulp.get(what, 0.0), ulp)
-    elif what not in tally.nan_differs:
-        tally.nan_differs.append(what)  # a number of ULP from a NaN is none
+def _nan_difference(check: Check, result: torch.Tensor, eager: torch.Tensor) -> str:
+    """The first element that is NaN on one side only, with its operands, in words."""
+    differs = torch.isnan(result) != torch.isnan(eager)
+    if not bool(differs.any()):
+        return f"{check.label}: no NaN"
+    place = tuple(torch.nonzero(differs)[0].tolist())
+    fitting = [operand for operand in check.operands if operand.shape in ((), result.shape)]
+    operands = [operand.expand(result.shape)[place].item() for operand in fitting]
+    return (
+        f"{check.label}: {int(differs.sum())} elements, of {operands} the kernel gives "
+        f"{result[place].item()}, eager {eager[place].item()}"
+    )
+
+
+def digest_of(code: str) -> str:
+    """A short name of a kernel's code."""
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 
 class CpuTarget:
@@ -110,17 +140,19 @@ class CpuTarget:
 
     def __init__(self) -> None:
         self._kernels: dict[str, Any] = {}
+        self._twins: dict[Any, tuple[BareTwin, MachineContractions]] = {}
 
     def run(self, check: Check, tally: Tally, *, call: bool, threads: bool) -> None:
         """Run and judge; ``call`` also calls it as a person would, ``threads`` on many of them."""
         kernel = check.kernel
         fused = load_kernel(kernel.text, kernel.entry, kernel.hash)[kernel.entry]
-        fused.cpu = self._kernels.setdefault(code_of(check, "cpu_kernel"), fused.cpu)
+        code = code_of(check, "cpu_kernel")
+        fused.cpu = self._kernels.setdefault(code, fused.cpu)
         if check.empty and (refusal := fused.why_not(*check.operands)):
             # Nothing to compute, yet eager may have to look at what it would compute with.
             tally.refused[f"{check.form}: guard: {refusal}"] += 1
             return
-        results = fused.run_cpu(check.operands, parallel=False)
+        results = self._run_bare(fused, check, code, tally)
         judge(check, results, tally)
         if any(result.storage_offset() for result in results):
             tally.fault(f"{check.label}: a result that starts inside its memory")
@@ -133,6 +165,28 @@ class CpuTarget:
             again = fused.run_cpu(check.operands, parallel=True)
             torch.set_num_threads(team)
             self._compare(check, results, again, "on many threads", tally)
+
+    def _run_bare(self, fused: Any, check: Check, code: str, tally: Tally) -> Results:
+        """By the kernel's own machine code; what is compiled is looked through."""
+        launch = fused.prepare(check.operands, "cpu")
+        if launch.elements:
+            types = tuple(map(numba.typeof, launch.arguments))
+            if (code, types) not in self._twins:
+                twin = BareTwin(fused.cpu.py_func, launch.arguments)
+                self._twins[code, types] = (twin, twin.contractions())
+            twin, seen = self._twins[code, types]
+            digest = digest_of(f"{code}{types}")
+            tally.look("machine code", digest)
+            if seen.products:
+                tally.look("machine code with products", digest)
+            if seen.problem:
+                tally.contracted += 1
+                tally.fault(f"{check.label}: {seen.problem}")
+            twin(*launch.arguments)
+            if launch.met_zero_divisor:
+                raise FusionAdvisorError("the kernel met a zero divisor, where eager raises")
+            launch.finish()
+        return launch.outputs  # type: ignore[no-any-return]
 
     def _compare(
         self, check: Check, serial: Results, other: Results, how: str, tally: Tally
@@ -155,8 +209,10 @@ def _called(fused: Any, check: Check) -> Results:
 class CudaTarget:
     """The CUDA kernel's NVVM IR, compiled for this CPU and run in guarded memory."""
 
-    def __init__(self) -> None:
-        self._kernels: dict[str, NativeKernel] = {}
+    def __init__(self, known: dict[str, str] | None = None) -> None:
+        self._kernels: dict[str, tuple[NativeKernel, CompiledKernel, CudaContractions]] = {}
+        self._programs: dict[str, str] = {}  # digest of a program → that of its kernel's SASS
+        self.disassembler = opinfo_sass.Disassembler({} if known is None else known)
 
     def run(self, check: Check, tally: Tally, *, call: bool, threads: bool) -> None:
         """Run and judge; what is compiled is looked through for contractions."""
@@ -190,17 +246,34 @@ class CudaTarget:
         key = code_of(check, "cuda.jit")
         if key not in self._kernels:
             compiled = compile_cuda(check.kernel, ARCHITECTURE)
-            contracted = contractions.cuda_contractions(compiled).problem
-            if contracted:
-                tally.fault(f"{check.label}: {contracted}")
+            seen = contractions.cuda_contractions(compiled)
             host = translate(compiled.modules, compiled.name, compiled.architecture)
-            self._kernels[key] = NativeKernel(host, effort=1)
-        return self._kernels[key]
+            self._kernels[key] = (NativeKernel(host, effort=0), compiled, seen)
+        native, compiled, seen = self._kernels[key]
+        digest = digest_of(key)
+        tally.look("PTX", digest)
+        if seen.problem:
+            tally.contracted += 1
+            tally.fault(f"{check.label}: {seen.problem}")
+        if seen.uncontracted != compiled.ptx:  # else no float is multiplied or added
+            tally.look("PTX with sums", digest)
+            program = digest_of(program_text(check))
+            if program not in self._programs:
+                self._programs[program] = self.disassembler.add(compiled.ptx, seen.uncontracted)
+            tally.look("SASS", self._programs[program])
+        return native
 
 
-def make_target(target: Target) -> CpuTarget | CudaTarget:
-    """A target with nothing compiled yet."""
-    return CpuTarget() if target == "cpu" else CudaTarget()
+def program_text(check: Check) -> str:
+    """What a kernel computes per element: its dtypes and statements, whatever its layouts."""
+    program = check.kernel.program
+    dtypes = [entry.dtype for entry in (*program.inputs, *program.outputs)]
+    return f"{dtypes} {program.statements}"
+
+
+def make_target(target: Target, known: dict[str, str] | None = None) -> CpuTarget | CudaTarget:
+    """A target with nothing compiled yet; ``known`` SASS need not be looked through again."""
+    return CpuTarget() if target == "cpu" else CudaTarget(known)
 
 
 def run_checks(

@@ -20,9 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import opinfo
+import opinfo_sass
 import torch
 from opinfo_kernels import Check, Refused, checks_of
-from opinfo_targets import CpuTarget, CudaTarget, Tally, Target, make_target, run_checks
+from opinfo_targets import (
+    ARCHITECTURE,
+    CpuTarget,
+    CudaTarget,
+    Tally,
+    Target,
+    make_target,
+    run_checks,
+)
 
 import fusion_advisor
 from fusion_advisor.ops import lookup
@@ -30,9 +39,10 @@ from fusion_advisor.worker_template import report_progress
 
 _PACKAGE = Path(fusion_advisor.__file__).parent
 _HERE = Path(__file__).parent
-_HARNESS = ("opinfo.py", "opinfo_kernels.py", "opinfo_targets.py")
+_HARNESS = ("opinfo.py", "opinfo_kernels.py", "opinfo_targets.py", "opinfo_twin.py")
 _JUDGES = (
-    "aten.py", "bits.py", "budgets.py", "compare.py", "eager_loops.py", "inputs.py", "arrays.py",
+    "aten.py", "bits.py", "budgets.py", "compare.py", "contractions.py", "eager_loops.py",
+    "inputs.py", "arrays.py",
 )  # fmt: skip
 _RUNNERS: dict[Target, tuple[str, ...]] = {
     "cpu": ("runtime/cpu_kernels.py", "runtime/launch.py", "runtime/plan.py", "runtime/layouts.py",
@@ -60,8 +70,8 @@ _DISTRIBUTIONS: dict[Target, tuple[str, ...]] = {
     "cuda": ("torch", "numpy", "numba-cuda", "llvmlite"),
 }
 # The units that also run a kernel as a person calls it, and on many threads: all of float32, and
-# a part of the others.
-THOROUGH_PART = 4
+# one in so many of the others.
+THOROUGH_PART = 8
 COLLECT_EVERY = 200_000  # new objects, instead of 700
 
 
@@ -101,11 +111,20 @@ def run_batch(batch: Batch) -> None:
     # quarter of the time.
     gc.freeze()
     gc.set_threshold(COLLECT_EVERY)
-    made = {target: make_target(target) for target in batch.targets}
+    known = opinfo_sass.read_known(batch.folder)
+    made = {target: make_target(target, known) for target in batch.targets}
     for unit in batch.units:
         report_progress(("unit", unit))
         for target, outcome in run_unit(entries[unit.entry], unit, made, batch):
             report_progress(("outcome", unit, target, outcome))
+        disassemble(made, at_once=unit is batch.units[-1])
+
+
+def disassemble(made: dict[Target, CpuTarget | CudaTarget], *, at_once: bool) -> None:
+    """Look through the SASS of what was compiled, where there is enough of it or ``at_once``."""
+    for target in made.values():
+        if isinstance(target, CudaTarget) and (at_once or target.disassembler.full):
+            report_progress(("sass", target.disassembler.flush(ARCHITECTURE)))
 
 
 def run_unit(
@@ -118,7 +137,7 @@ def run_unit(
     for target, runner in targets.items():
         digest = _digest(target, checks, base, thorough=unit.thorough)
         kept = None if batch.fresh else read_outcome(unit.file(batch.folder, target))
-        if kept is not None and kept["digest"] == digest:
+        if kept is not None and kept["digest"] == digest and _looked_through(kept, runner):
             yield target, kept
             continue
         started = time.monotonic()
@@ -131,6 +150,13 @@ def run_unit(
         run_checks(runner, checks, tally, thoroughly=unit.thorough, before=announce)
         seconds = round(prepared_s + time.monotonic() - started, 3)
         yield target, {**tally.as_json(), "digest": digest, "seconds": seconds}
+
+
+def _looked_through(kept: dict[str, Any], runner: CpuTarget | CudaTarget) -> bool:
+    """Whether the SASS of its kernels is known; a process may have died with it."""
+    if not isinstance(runner, CudaTarget):
+        return True
+    return opinfo_sass.all_known(kept["compiled"].get("SASS", ()), runner.disassembler.found)
 
 
 def prepare(

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write:
         page = ROOT / "docs" / "conformance.md"
         page.write_text(opinfo_report.render_page(summary), encoding="utf-8")
-    return 1 if summary["mismatches"] else 0
+    return 1 if summary["mismatches"] or summary["contractions"]["contracted"] else 0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -142,6 +142,8 @@ class Pool:
                 begun.append(message[1])
             elif message[0] == "check":
                 last[0] = message[1]
+            elif message[0] == "sass":
+                self._keep_sass(batch.folder, message[1])
             else:
                 self._keep(batch, *message[1:])
 
@@ -157,6 +159,12 @@ class Pool:
             if rest:
                 with self._lock:
                     self._waiting.appendleft(replace(batch, units=rest))
+
+    def _keep_sass(self, folder: Path, found: dict[str, str]) -> None:
+        import opinfo_sass
+
+        with self._lock:
+            opinfo_sass.keep(folder, found)
 
     def _keep(self, batch: Any, unit: Any, target: Any, outcome: dict[str, Any]) -> None:
         from opinfo_units import write_outcome
