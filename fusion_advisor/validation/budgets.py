@@ -219,6 +219,8 @@ class Chain:
             return other, None
         corners = self._corners(node, value, intervals, moving)
         low, high, maybe_nan = _hull(corners, moved)
+        if own and not moving:
+            low, high, maybe_nan = self._settled_nan(node, value, low, high, maybe_nan)
         turns = None
         if moving:
             low, high = _with_peaks(node, self.eager, intervals, low, high)
@@ -265,6 +267,25 @@ class Chain:
         low, high = _widen(eager, low, high, own, scale, corners[0], fixed, steps)
         interval = Interval(low=low, high=high, loose=loose, maybe_nan=maybe_nan & loose)
         return (interval if other is None else _either(interval, other)), jumped
+
+    def _settled_nan(
+        self,
+        node: OpNode,
+        value: str,
+        low: torch.Tensor,
+        high: torch.Tensor,
+        maybe_nan: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """NaN or not as eager has it by all of its loops, whatever the true value is."""
+        eager = self.eager[value]
+        settled = torch.isnan(eager) != torch.isnan(low)
+        if node.kind != "elementwise" or not bool(settled.any()):
+            return low, high, maybe_nan
+        for other in other_results(node, self.eager, value, eager):
+            settled &= torch.isnan(other) == torch.isnan(eager)
+        wide = eager.to(torch.float64)
+        low, high = torch.where(settled, wide, low), torch.where(settled, wide, high)
+        return low, high, maybe_nan & ~settled
 
     def _other_loops(self, node: OpNode, value: str) -> Interval | None:
         """Where eager's own loops differ, from the least to the largest of their results."""

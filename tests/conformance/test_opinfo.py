@@ -142,18 +142,15 @@ def test_kernels_of_samples_agree_with_eager(name):
 @pytest.mark.parametrize("name", ["where", "nn.functional.silu"])
 def test_long_permuted_and_written_samples_agree_on_both_targets(name):
     forms = ("long", "long, strided", "permuted", "in place")
-    checks = [
-        check
-        for call in opinfo.calls(ENTRIES[name], torch.bfloat16)
-        if call.form in forms
-        for check in checks_of(call)
-    ]
+    calls = {call.form: call for call in opinfo.calls(ENTRIES[name], torch.bfloat16)}
+    checks = [check for form in forms for check in checks_of(calls[form])]
     for target in ("cpu", "cuda"):
         tally = Tally()
         run_checks(make_target(target), checks, tally, thoroughly=target == "cpu")
         assert not tally.faults
         assert tally.kernels == len(checks) > 2
         assert (tally.called, tally.parallel) == ((1, 1) if target == "cpu" else (0, 0))
+        assert tally.contracted == 0
 
 
 def test_what_guards_leave_to_eager_is_told_where_nothing_is_computed():

@@ -10,6 +10,7 @@ import pytest
 import torch
 import validation_kernels as kernels
 
+from fusion_advisor.validation import budgets
 from fusion_advisor.validation.bits import ulp_distance
 from fusion_advisor.validation.budgets import OutputBudget, budget, ulp
 from fusion_advisor.validation.compare import compare
@@ -191,6 +192,35 @@ def test_overflow_boundary_may_go_to_infinity_and_nan_must_stay_nan() -> None:
     assert compare(torch.tensor([largest, math.nan, math.inf]), allowed).mismatches == 0
     assert compare(torch.tensor([largest, 0.0, math.inf]), allowed).mismatches == 1
     assert compare(torch.tensor([largest, math.nan, largest]), allowed).mismatches == 1
+
+
+@pytest.mark.parametrize("other_is_nan", [True, False])
+def test_a_nan_on_one_side_is_allowed_only_where_eagers_own_loops_differ_in_it(
+    other_is_nan: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager's gelu of infinity is infinite in its strided loop, NaN in its vector one."""
+    infinite, nan = torch.tensor([math.inf]), torch.tensor([math.nan])
+    loops = [nan, nan if other_is_nan else infinite]
+    monkeypatch.setattr(budgets, "other_results", lambda *_: loops)
+    monkeypatch.setattr(budgets.Chain, "_run", lambda self, inputs: with_nan(self.nodes, inputs))
+
+    def with_nan(nodes: Any, inputs: Any) -> dict[str, torch.Tensor]:
+        return {**inputs, nodes[0].outputs[0]: nan}
+
+    allowed = _budget(torch.nn.functional.gelu, infinite)
+    assert compare(nan, allowed).mismatches == 0
+    assert compare(infinite, allowed).mismatches == int(other_is_nan)
+
+
+def test_a_nan_where_eager_has_none_is_a_mismatch_whatever_the_true_value_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.ones(1)
+    true = torch.tensor([math.nan], dtype=torch.float64)
+    monkeypatch.setattr(budgets.Chain, "_evaluate", lambda *_: true)
+    allowed = _budget(torch.exp, x)
+    assert compare(torch.exp(x), allowed).mismatches == 0
+    assert compare(torch.tensor([math.nan]), allowed).mismatches == 1
 
 
 def test_casts_out_of_range_are_not_compared() -> None:
