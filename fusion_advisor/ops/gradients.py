@@ -17,7 +17,6 @@ from fusion_advisor.ops.exponentials import growth, times_exp
 from fusion_advisor.ops.scalars import Value
 from fusion_advisor.ops.table import op
 
-_LEAST_SPREAD = 1e-6  # eager takes nearer bounds of rrelu for one slope
 _ONE_SIXTH_FLOAT32 = 0.1666666716337204  # eager's constant is float32 in every dtype
 
 
@@ -259,7 +258,9 @@ def log_sigmoid_backward(call: Call) -> Value:
     one, zero = call.constant(1.0, dtype), call.constant(0.0, dtype)
     share = call.emit("div", z, call.emit("add", one, z))
     negative = call.emit("lt", x, zero)
-    slope = call.emit("select", negative, call.emit("sub", one, share), share)
+    # (0 - (-1) z/(1 + z) in eager: no negative zero comes of it.)
+    above = call.emit("add", zero, share)
+    slope = call.emit("select", negative, call.emit("sub", one, share), above)
     return call.store(call.emit("mul", slope, gradient), dtype)
 
 
@@ -305,7 +306,7 @@ def prelu_backward(call: Call) -> tuple[Value, Value]:
 def rrelu_backward(call: Call) -> Value:
     """In training ``noise * g``; else leaky_relu's, its slope in the middle of the bounds."""
     lower, upper = (float(call.number(name, 0.0)) for name in ("lower", "upper"))
-    if call.flag("training", False) and upper - lower > _LEAST_SPREAD:
+    if call.flag("training", False):  # however near the bounds, and in any order
         dtype, (gradient, noise) = _inputs(call, "grad_output", "noise")
         return call.store(call.emit("mul", gradient, noise), dtype)
     dtype, (gradient, x) = _inputs(call, "grad_output", "self")

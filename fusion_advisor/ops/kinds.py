@@ -17,7 +17,11 @@ _DUNDER_INPLACE = {
     "__irshift__": "__rshift__",
 }
 # Overloads whose functional twin has another name than theirs without underscore.
-_FUNCTIONAL = {"aten.floor_divide_.Tensor": "aten.floor_divide.default"}
+_FUNCTIONAL = {
+    "aten.floor_divide_.Tensor": "aten.floor_divide.default",
+    "aten.pow_.Scalar": "aten.pow.Tensor_Scalar",  # pow.Scalar is a number to a tensor's power
+    "aten.pow_.Tensor": "aten.pow.Tensor_Tensor",
+}
 
 # Ops whose overload ``out`` is the twin of ``Tensor``; that of the others is the default.
 _OUT_OF_TENSOR = frozenset(
@@ -47,17 +51,17 @@ _BASES_BY_KIND: dict[OpKind, str] = {
         abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh bitwise_and
         bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp
         clamp_max clamp_min copysign cos cosh deg2rad div elu elu_backward eq erf erfc exp exp2
-        expm1 fill float_power floor floor_divide fmax fmin fmod frac ge gelu gelu_backward glu gt
+        expm1 fill float_power floor floor_divide fmax fmin fmod frac gcd ge gelu gelu_backward glu gt
         hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward hardswish
         hardswish_backward hardtanh hardtanh_backward heaviside hypot isfinite isinf isnan isneginf
-        isposinf ldexp le leaky_relu leaky_relu_backward lerp log log10 log1p log2
+        isposinf lcm ldexp le leaky_relu leaky_relu_backward lerp log log10 log1p log2
         log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not
         logical_or logical_xor logit logit_backward lt masked_fill maximum minimum mish
         mish_backward mul nan_to_num native_dropout_backward ne neg positive pow prelu rad2deg
         reciprocal relu relu6 remainder round rrelu_with_noise_backward rsqrt rsub selu sgn sigmoid
         sigmoid_backward sign signbit silu silu_backward sin sinc sinh softplus softplus_backward
         softshrink softshrink_backward special_entr special_xlog1py sqrt square sub tan tanh
-        tanh_backward threshold threshold_backward trunc where xlogy zero
+        tanh_backward threshold threshold_backward true_divide trunc where xlogy zero
     """,
     "reduction": """
         _cdist_forward _log_softmax _log_softmax_backward_data _logcumsumexp _safe_softmax _softmax

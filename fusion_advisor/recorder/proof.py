@@ -227,7 +227,9 @@ class _SpecChecker:
         self.specs = program.specs
         self.seen: dict[int, StorageWeakRef] = {}  # recorded storage -> the replay's
         self.owner: dict[int, int] = {}  # address of a replayed storage -> recorded storage
-        self.shift: dict[int, int] = {}  # bytes that an input's copy starts later than recorded
+        # Bytes that tensors of a storage start later than recorded: an input's copy has no memory
+        # before it, nor has what an op makes as its operand lies (copy of a tensor to itself).
+        self.shift: dict[int, int] = {}
         for value, tensor in inputs.items():
             spec = self.specs[value]
             if tensor.layout is torch.strided and not tensor.is_nested:
@@ -247,8 +249,10 @@ class _SpecChecker:
             return f"{node.id} made {value} of shape {tuple(tensor.shape)}, recorded {spec.shape}"
         if tensor.stride() != spec.strides:
             return f"{node.id} made {value} with strides {tensor.stride()}, recorded {spec.strides}"
-        offset = tensor.storage_offset() * tensor.element_size() - self.shift.get(spec.storage, 0)
-        if offset != spec.offset * tensor.element_size():
+        offset = (int(tensor.storage_offset()) - spec.offset) * tensor.element_size()
+        if spec.storage not in self.seen:
+            self.shift[spec.storage] = offset
+        if offset != self.shift.get(spec.storage, 0):
             return f"{node.id} made {value} at another offset in its storage"
         if not self._bind(spec.storage, tensor):
             return f"{node.id} made {value} on other memory than recorded"

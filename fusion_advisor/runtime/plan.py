@@ -225,13 +225,16 @@ def _results(
     """What eager gives for these arguments.
 
     The chain is run to see it, once per kind of contiguous arguments: for those, the layout of the
-    results follows from the sizes alone.
+    results follows from the sizes alone.  (Not where a stride of size 1 is another than that of a
+    fresh tensor: torch calls it contiguous, and orders the result's dimensions by it.)
     """
     tensors = args[: len(signature.parameters)]
     kind, space = None, None
     if not signature.viewed:
         space = layouts.broadcast_shape([tuple(tensor.shape) for tensor in tensors])
-    if space is not None and all(tensor.is_contiguous() for tensor in tensors):
+    if space is not None and all(
+        tensor.stride() == layouts.row_major_strides(tuple(tensor.shape)) for tensor in tensors
+    ):
         kind = (
             with_gradient,
             *((tensor.device, tensor.requires_grad) for tensor in tensors),

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from fusion_advisor.ops import functional_name, is_added, lookup
+from fusion_advisor.ops.regions import halved_dimension, takes_halves
 from fusion_advisor.records import FusionCandidate, OpGraph, OpNode, ValueRef
 from fusion_advisor.validation import aten
 from fusion_advisor.validation.bits import same_bits
@@ -150,11 +151,19 @@ class Chain:
         self.eager = self._run(inputs)
         self._budgets = {node.id: op_budget(node) for node in nodes}
         self._loops: dict[tuple[str, str], Interval | None] = {}
+        self._special = {node.id: self._meets_special(node) for node in nodes}
         self._rounded = {node.id: _as_computed(node, self.eager) for node in nodes}
 
     def _run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The values that the chain is compared with."""
         return aten.run(self.nodes, inputs)
+
+    def _meets_special(self, node: OpNode) -> bool:
+        """Whether an operand holds an infinity or NaN: there loops may part by more than ULP."""
+        return any(
+            tensor.dtype.is_floating_point and not bool(torch.isfinite(tensor).all())
+            for tensor in (self.eager[name] for name in node.inputs)
+        )
 
     def carry(self, sides: tuple[int, ...]) -> _Way:
         """Carry intervals; the n-th jump met takes ``sides[n]`` (0 low, 1 high side).
@@ -213,8 +222,10 @@ class Chain:
         """
         eager = self.eager[value]
         own = self._budgets[node.id] if eager.dtype.is_floating_point else 0.0
+        if _selects(node) and own <= SELECTED_ULP:
+            own = 0.0
         moving = [name for name in dict.fromkeys(node.inputs) if intervals.get(name) is not None]
-        other = self._other_loops(node, value) if own == 0.0 else None
+        other = self._other_loops(node, value) if own == 0.0 or self._special[node.id] else None
         if not moving and own == 0.0:
             return other, None
         corners = self._corners(node, value, intervals, moving)
@@ -249,6 +260,8 @@ class Chain:
             jumped = jumped if bool(jumped.any()) else None
             if jumped is not None and side is not None:
                 side_width = 64 * ulp(high.abs(), torch.float32)
+                if turns is None and not _steps(node):
+                    side_width = side_width + smooth
                 if turns is not None:  # from an end some way on, and what lies before it
                     side_width = side_width + 2 * turns.width
                     low = torch.where(jumped, low - turns.width, low)
@@ -290,11 +303,13 @@ class Chain:
     def _other_loops(self, node: OpNode, value: str) -> Interval | None:
         """Where eager's own loops differ, from the least to the largest of their results."""
         eager = self.eager[value]
-        if node.kind != "elementwise" or not eager.dtype.is_floating_point:
+        if node.kind != "elementwise" or not eager.dtype.is_floating_point or takes_halves(node):
             return None
         key = (node.id, value)
         if key not in self._loops:
             others = other_results(node, self.eager, value, eager)
+            if _selects(node) and self._budgets[node.id]:
+                others.append(torch.where(eager == 0, -eager, eager))
             self._loops[key] = _spanned(eager, others)
         return self._loops[key]
 
@@ -448,6 +463,29 @@ def _jumps(node: OpNode, eager: torch.Tensor) -> bool:
     return (info is not None and info.discontinuous) or not eager.dtype.is_floating_point
 
 
+# Ops whose result is one of their operands, unchanged.  Their budget is for the sign of a zero
+# and a NaN beside a number, of which either may be taken: other elements have no room at all.
+_SELECTING = frozenset("clamp clamp_max clamp_min fmax fmin max maximum min minimum".split())
+SELECTED_ULP = 1.0
+
+
+def _selects(node: OpNode) -> bool:
+    return functional_name(node.op).split(".")[1] in _SELECTING
+
+
+# Ops that are constant between their jumps.
+_STEPS = frozenset(
+    """
+    ceil floor floor_divide heaviside round sgn sign trunc
+    """.split()
+)
+
+
+def _steps(node: OpNode) -> bool:
+    """Whether all that a side of a jump holds is one number."""
+    return functional_name(node.op).split(".")[1] in _STEPS
+
+
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float64) if tensor.dtype.is_floating_point else tensor
 
@@ -504,7 +542,7 @@ def _with_peaks(
     return torch.where(bottom, -1.0, low), torch.where(top, 1.0, high)
 
 
-_REMAINDERS = ("aten.remainder", "aten.fmod")
+_REMAINDERS = ("aten.remainder", "aten.fmod", "aten.frac")  # frac: fmod by 1
 
 
 @dataclass(frozen=True)
@@ -527,10 +565,11 @@ def _turns(
     shape: torch.Size,
 ) -> _Turns | None:
     """What is known of a remainder of inexact operands; None for other ops."""
-    if functional_name(node.op).rpartition(".")[0] not in _REMAINDERS:
+    name = functional_name(node.op).rpartition(".")[0]
+    if name not in _REMAINDERS:
         return None
     ends: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for argument in node.args[:2]:
+    for argument in (node.args[0], 1.0) if name == "aten.frac" else node.args[:2]:
         if isinstance(argument, ValueRef):
             exact, source = eager[argument.value], intervals.get(argument.value)
             ends.append((_end(exact, source, 0).double(), _end(exact, source, 1).double()))
@@ -633,6 +672,9 @@ def _spread(
         values[name] = mask.to(eager[name].dtype)
         with torch.no_grad():
             return aten.bind_outputs(node, aten.call(node, values))[value].to(torch.bool)
+    if takes_halves(node):
+        one, two = mask.chunk(2, halved_dimension(node, tuple(mask.shape)))
+        mask = one | two
     return mask.broadcast_to(target)
 
 

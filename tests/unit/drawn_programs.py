@@ -23,8 +23,13 @@ from fusion_advisor import ops
 
 MOST_STEPS = 30
 LENGTHS = (*range(2, 12), *range(2, 8), *range(12, MOST_STEPS + 1, 3))  # short ones more often
+LEAST_COMPUTING = 3  # ops that are no view: mostly as many, so that two of them can be fused
 MOST_ELEMENTS = 600  # of a value: the kernels are tried on other sizes as well
 MOST_RANK = 5
+# Of steps like floor on values that a kernel need not have to the bit.  Many of them would leave
+# too much undecided: each element at a jump may come out on either side.
+STEPS_ON_INEXACT = 0.1  # taken whatever they meet
+LEFT_OUT_ON_INEXACT = 0.5  # of those that meet no jump here; other operands may
 ATTEMPTS = 40  # for each step, before it is left out
 KINDS = {"op": 0.66, "view": 0.16, "in place": 0.12, "cast": 0.06}  # of steps, how often
 SHAPES = (
@@ -146,20 +151,22 @@ def forms() -> dict[str, tuple[Form, ...]]:
         namespace, base, name = row.name.split(".")
         if namespace != "aten" or row.name in _NOT_OPS:
             continue
-        for own in (base, f"{base}_" if not base.endswith("_") else ""):
+        twins = [f"{base}_.{name}", f"{base}_.{name.removeprefix('Tensor_')}", f"{base}_.Tensor"]
+        writing = [twin for twin in twins if ops.functional_name(f"aten.{twin}") == row.name]
+        for own in (f"{base}.{name}", *dict.fromkeys(writing)):
             try:
-                schema = overload(f"{own}.{name}")._schema
+                schema = overload(own)._schema
             except AttributeError:
                 continue
             if _decomposed_when_recorded(schema.name, schema.overload_name):
                 continue
             form = Form(
-                op=f"{own}.{name}",
+                op=own,
                 arguments=tuple(
                     (a.name, str(a.type), a.kwarg_only, a.has_default_value())
                     for a in schema.arguments
                 ),
-                in_place=ops.is_inplace(f"aten.{own}.{name}"),
+                in_place=ops.is_inplace(f"aten.{own}"),
                 gives_bool=row.promotion == "bool",
             )
             found.setdefault(form.base, []).append(form)
@@ -247,6 +254,7 @@ class _Grower:
         self.results: list[int] = []
         self.operands = self._operands()
         self.values = [operand.make() for operand in self.operands]
+        self.inexact: set[int] = set()  # values that a kernel may have otherwise, by number
         self.given = {value.untyped_storage().data_ptr() for value in self.values}
 
     def _operands(self) -> tuple[Operand, ...]:
@@ -410,12 +418,24 @@ class _Grower:
                 results = self._tried(step)
                 if not self._worth(step, results):
                     return False
+                inexact = any(number in self.inexact for number in step.reads)
+                if inexact and _may_jump(step, results) and self._falls_both_ways(step, results):
+                    return False
                 if step.kind == "in place":
                     results = step.call(self.values)
         except (RuntimeError, TypeError, IndexError, ValueError, ZeroDivisionError):
             return False  # (NotImplementedError is a RuntimeError)
         self.steps.append(step)
         self.results.append(len(results))
+        if inexact or _leaves_room(step):
+            self.inexact.update(range(len(self.values), len(self.values) + len(results)))
+            if step.kind == "in place":  # all that shows the memory written
+                memory = self.values[step.args[0].number].untyped_storage().data_ptr()
+                self.inexact.update(
+                    number
+                    for number, value in enumerate(self.values)
+                    if value.untyped_storage().data_ptr() == memory
+                )
         self.values += results
         return True
 
@@ -429,6 +449,29 @@ class _Grower:
         if copy.shape != self.values[target].shape:
             raise ValueError("torch makes the target larger, and warns that it will not for long")
         return results
+
+    def _falls_both_ways(self, step: Step, results: Sequence[torch.Tensor]) -> bool:
+        """Whether a jump lies so near that the step is mostly not taken.
+
+        It counts as near within many ULP of what is inexact.  Away from there a jump may still
+        be met by other values than these: it is left out more often than other steps are.
+        """
+        if self.random.random() < STEPS_ON_INEXACT:
+            return False
+        for sign in (-1, 1):
+            moved = list(self.values)
+            for number in step.reads:
+                if number in self.inexact and moved[number].is_floating_point():
+                    away = moved[number].double() * (1 + sign * 2.0**-9)
+                    moved[number] = away.to(moved[number].dtype)
+            if step.kind == "in place":
+                target = step.args[0].number
+                moved[target] = _copy(moved[target])
+            for one, two in zip(step.call(moved), results, strict=True):
+                apart = (one.double() - two.double()).abs()
+                if bool((apart > 0.05 * two.double().abs()).any()):
+                    return True
+        return self.random.random() < LEFT_OUT_ON_INEXACT
 
     def _worth(self, step: Step, results: Sequence[torch.Tensor]) -> bool:
         for value in results:
@@ -500,11 +543,27 @@ def _broadcasts(one: Sequence[int], two: Sequence[int]) -> bool:
     return all(a == b or 1 in (a, b) for a, b in pairs)
 
 
+def _leaves_room(step: Step) -> bool:
+    info = ops.lookup(f"aten.{step.op}")
+    return info is not None and bool(info.budget_ulp)
+
+
+def _may_jump(step: Step, results: Sequence[torch.Tensor]) -> bool:
+    """Whether a small change of an operand may make a large one of the result."""
+    info = ops.lookup(f"aten.{step.op}")
+    if info is None or step.kind == "view":
+        return False
+    return info.discontinuous or not all(value.is_floating_point() for value in results)
+
+
 def random_program(random: Random, most_steps: int = MOST_STEPS) -> Program:
     """A program of 2 to ``most_steps`` ops."""
     while True:
         program = _Grower(random, most_steps).grow()
-        if len(program.steps) >= 2 and program.kept:
+        computing = sum(step.kind != "view" for step in program.steps)
+        if len(program.steps) < 2 or not program.kept:
+            continue
+        if computing >= LEAST_COMPUTING or random.random() < 0.3:
             return program
 
 

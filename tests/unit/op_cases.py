@@ -141,6 +141,7 @@ def _cases() -> list[Case]:
         case("logit_backward.default", X, Y, 0.1),
         case("_prelu_kernel_backward.default", X, Y, Z),
         case("rrelu_with_noise_backward.default", X, Y, Z, 0.1, 0.4, True, False),
+        case("rrelu_with_noise_backward.default", X, Y, Z, 0.1, 0.1, True, False),
         case("rrelu_with_noise_backward.default", X, Y, Z, 0.1, 0.4, False, False),
         case("mse_loss.default", X, Y, 0),
         case("smooth_l1_loss.default", X, Y, 0),

@@ -223,6 +223,9 @@ def _elements_read(
                     viewed = single
                 seen[output] = viewed
                 continue
+            if node.op == "aten.glu.default":
+                dim = node.args[1] if len(node.args) > 1 else -1
+                sources = np.split(sources[0], 2, axis=dim)
             total = np.broadcast_to(nothing, shape)
             for source in sources:
                 total = _UNION(total, np.broadcast_to(source, shape))
@@ -242,6 +245,8 @@ def _elements_claimed(shape: tuple[int, ...], region: Region, operand: str) -> n
             before = (slice(None),) * at
             if kind == "slice":
                 array = array[(*before, slice(*numbers))]
+            elif kind == "part":
+                array = np.split(array, numbers[1], axis=at)[numbers[0]]
             elif kind == "select":
                 array = array[(*before, numbers[0])]
             elif kind == "single":

@@ -325,3 +325,12 @@ def test_what_is_differentiated_is_said(result, words):
 def test_nothing_to_differentiate():
     with pytest.raises(CaptureError, match="nothing to differentiate"):
         record(lambda: torch.ones(2) * 2, CaptureOptions(backward=True))
+
+
+def test_what_an_op_makes_as_its_operand_lies_is_proven():
+    """copy(x, x) clones the memory before x too, which the replay's copy of x has not."""
+    x = torch.randn(12)[3:]
+    recorded = record(lambda: torch.neg(torch.ops.aten.copy(x, x)), CaptureOptions())
+    assert [value.offset for value in recorded.graph.values] == [3, 3, 0]
+    proof = replay.prove(recorded.graph, recorded.store, isolated=False)
+    assert proof.status == "passed", proof.message

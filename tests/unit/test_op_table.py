@@ -89,8 +89,9 @@ def test_in_place_ops_are_named_after_ops_of_torch():
             functional = OVERLOADS.get(ops.functional_name(name))
             if functional is None:
                 continue  # zero_ and copy_ have functional twins that torch makes when asked
-            own = [a.name for a in OVERLOADS[name]._schema.arguments]
-            assert own == [a.name for a in functional._schema.arguments], name
+            own = [(a.name, str(a.type)) for a in OVERLOADS[name]._schema.arguments]
+            twin = [(a.name, str(a.type)) for a in functional._schema.arguments]
+            assert own == twin, name
 
 
 def test_rows_know_the_parameters_that_torch_has():
@@ -129,6 +130,7 @@ IN_PLACE = {
     "lerp_.Scalar": ("x", "y", 0.25),
     "relu_.default": ("x",),
     "neg_.default": ("x",),
+    "pow_.Scalar": ("x", 2),
     "eq_.Tensor": ("x", "y"),
     "lt_.Scalar": ("x", 0),
     "logical_and_.default": ("x", "y"),

@@ -126,3 +126,20 @@ def test_strides_are_those_of_torchs_kernels_not_of_its_meta_functions() -> None
     fused = load_kernel(kernel.text, kernel.entry, kernel.hash)[kernel.entry]
     assert fused.why_not(b, a) == ""
     assert fused(b, a).stride() == chain().stride()
+
+
+def test_a_stride_of_size_1_may_turn_the_result_over() -> None:
+    """torch calls both rows contiguous; what one call showed of fresh ones is no word on these."""
+    x, y = torch.randn(1, 2, 1, 4), torch.randn(2, 1, 1, 4)
+
+    def chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.neg(torch.mul(x, y))
+
+    graph = record(lambda: chain(x, y), CaptureOptions()).graph
+    (candidate,) = find_candidates(graph)
+    kernel = generate_kernel(graph, candidate, targets=("cpu",))
+    fused = load_kernel(kernel.text, kernel.entry, kernel.hash)[kernel.entry]
+    assert fused(x, y).stride() == chain(x, y).stride() == (8, 4, 4, 1)
+    odd = y.as_strided(y.shape, (4, 4, 8, 1))
+    assert odd.is_contiguous()
+    assert fused(x, odd).stride() == chain(x, odd).stride() != (8, 4, 4, 1)

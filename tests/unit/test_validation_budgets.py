@@ -173,6 +173,48 @@ def test_a_small_remainder_is_known_less_well_which_is_no_jump() -> None:
     assert jumping.ambiguous is not None and bool(jumping.ambiguous[0])
 
 
+@pytest.mark.parametrize("pick", [torch.fmax, torch.maximum, torch.clamp_min])
+def test_the_larger_of_two_exact_numbers_is_exact_but_for_a_zeros_sign(
+    pick: Callable[..., Any],
+) -> None:
+    x = torch.tensor([2.0, -1.0, -0.0], dtype=torch.float64)
+    y = torch.tensor([1.0, -3.0, 0.0], dtype=torch.float64)
+    allowed = _budget(lambda x, y: pick(x, y) * 1.0, x, y)
+    assert compare(torch.tensor([2.0, -1.0, -0.0], dtype=torch.float64), allowed).mismatches == 0
+    assert compare(torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64), allowed).mismatches == 0
+    above = torch.nextafter(allowed.eager, torch.tensor(9.0, dtype=torch.float64))
+    assert compare(above, allowed).mismatches == 3
+    floored = _budget(lambda x, y: torch.floor(pick(x, y)), x, y)
+    assert floored.ambiguous is None
+
+
+def test_a_fraction_just_below_1_is_one_side_of_its_jump() -> None:
+    x = torch.tensor([0.0002])  # its cosine is 1 in float32, or up to 4 ULP less
+    allowed = _budget(lambda x: torch.frac(torch.cos(x)), x)
+    for value, wrong in ((1 - 2**-24, 0), (1 - 2**-22, 0), (0.0, 0), (0.5, 1), (0.99, 1)):
+        assert compare(torch.tensor([value]), allowed).mismatches == wrong, value
+
+
+def test_a_jump_of_16_bits_has_sides_as_wide_as_its_operand() -> None:
+    """exp(x) may be 0.5 or its neighbours: two of them above the threshold, one below."""
+    x = torch.tensor([math.log(0.5)]).to(torch.bfloat16)
+    chain = lambda x: torch.threshold(torch.exp(x), 0.4985, -3.0)  # noqa: E731
+    allowed = _budget(chain, x, own=_only("aten.exp.default", 2.0**16 * 1.5))
+    at = float(torch.exp(x))
+    step = 2.0**-8
+    assert float(chain(x)) == at > 0.4985
+    for value, wrong in ((at, 0), (at + step, 0), (at + 2 * step, 1), (-3.0, 0), (-2.0, 1)):
+        actual = torch.tensor([value]).to(torch.bfloat16)
+        assert compare(actual, allowed).mismatches == wrong, value
+
+
+def test_a_half_read_by_glu_is_as_inexact_as_its_operand() -> None:
+    x = torch.tensor([0.3, math.inf, 0.2, -0.7])
+    allowed = _budget(lambda x: torch.nn.functional.glu(torch.tan(x)) * 2.0, x)
+    assert compare(allowed.eager, allowed).mismatches == 0
+    assert compare(allowed.eager * 1.001, allowed).mismatches == 1  # the other is NaN
+
+
 def test_comparison_under_a_where_takes_either_branch_whole() -> None:
     x = torch.tensor([0.0, 1.0])
     chain = lambda x: torch.where(torch.exp(x) > 1.0, x + 5.0, x - 5.0)  # noqa: E731
