@@ -21,6 +21,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 os.environ["KINETO_LOG_LEVEL"] = "6"
 os.environ["MPLBACKEND"] = "Agg"
+# Two processes of two threads each share two cores: a thread that waits leaves its core to others.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 REQUIRE_ESSENTIAL = bool(os.environ.get("FUSION_ADVISOR_REQUIRE_ESSENTIAL"))
 
