@@ -6,6 +6,7 @@ import math
 
 from fusion_advisor.ops.calls import Call
 from fusion_advisor.ops.dtypes import opmath
+from fusion_advisor.ops.exponentials import exp_of, product_exponent
 from fusion_advisor.ops.scalars import Value
 from fusion_advisor.ops.table import op
 
@@ -218,9 +219,9 @@ def softplus(call: Call) -> Value:
     """The input itself where beta*x > threshold, else log1p(exp(beta*x)) / beta."""
     dtype = call.require_float(call.same_dtype("self"))
     x, beta = call.load("self", dtype), call.wide("beta", dtype, 1)
-    scaled = call.emit("mul", x, beta)
-    linear = call.emit("gt", scaled, call.wide("threshold", dtype, 20))
-    soft = call.emit("div", call.emit("log1p", call.emit("exp", scaled)), beta)
+    scaled = product_exponent(call, x, beta, dtype)
+    linear = call.emit("gt", scaled.value, call.wide("threshold", dtype, 20))
+    soft = call.emit("div", call.emit("log1p", exp_of(call, scaled, dtype)), beta)
     return call.store(call.emit("select", linear, x, soft), dtype)
 
 

@@ -13,10 +13,11 @@ from fusion_advisor.ops.activations import (
     sigmoid_of,
 )
 from fusion_advisor.ops.calls import Call
-from fusion_advisor.ops.exponentials import growth, times_exp
+from fusion_advisor.ops.exponentials import growth, product_exponent
 from fusion_advisor.ops.scalars import Value
 from fusion_advisor.ops.table import op
 
+_MISH_IS_LINEAR = 30.0
 _ONE_SIXTH_FLOAT32 = 0.1666666716337204  # eager's constant is float32 in every dtype
 
 
@@ -68,24 +69,36 @@ def sigmoid_backward(call: Call) -> Value:
 @op(
     "silu_backward.default",
     parameters="grad_output self",
-    flops=26,
-    budget_ulp=20,
+    flops=27,
+    budget_ulp=4,
     error_scale="operand",
-    note="the rounding of s comes x times into the slope, up to x = 17, where s becomes 1: eager "
-    "is 16.5 ULP off; 1 + x(1 - s) cancels around x = -1.28",
+    note="1 + x(1 - s) cancels around x = -1.28; eager is 16.5 ULP off: its rounding of s comes "
+    "x times into the slope up to x = 17, where s becomes 1",
 )
 def silu_backward(call: Call) -> Value:
-    """(g * s) * (1 + x(1 - s)), its sum one fused multiply-add."""
+    """(g * s) * (1 + x(1 - s)), its sum one fused multiply-add; in float32 1 - s as exp(-x) s."""
     dtype, (gradient, x) = _inputs(call, "grad_output", "self")
-    sigmoid, one = sigmoid_of(call, x, dtype), call.constant(1.0, dtype)
-    slope = call.emit("fma", x, call.emit("sub", one, sigmoid), one)
+    one = call.constant(1.0, dtype)
+    power = call.emit("exp", call.emit("neg", x))
+    sigmoid = call.emit("div", one, call.emit("add", one, power))
+    rest = call.emit("sub", one, sigmoid)
+    if dtype == "float32":
+        positive = call.emit("gt", x, call.constant(0.0, dtype))
+        rest = call.emit("select", positive, call.emit("mul", power, sigmoid), rest)
+    slope = call.emit("fma", x, rest, one)
+    if dtype == "float32":
+        # The gradient last: its product with s may lose bits, which the slope would show.
+        return call.store(call.emit("mul", gradient, call.emit("mul", sigmoid, slope)), dtype)
     return call.store(call.emit("mul", call.emit("mul", gradient, sigmoid), slope), dtype)
 
 
 def _tanh_gelu_slope(call: Call, x: Value, dtype: str) -> Value:
-    """Derivative of the tanh GELU: 0.5(1 + t) + 0.5x(1 - t²) * inner'."""
+    """Derivative of the tanh GELU: 0.5(1 + t) + 0.5x(1 - t²) * inner'.
+
+    In float32 1 + t and 1 - t² come from exp(-2|inner|), for their difference from t = 1.
+    """
     one, half = call.constant(1.0, dtype), call.constant(0.5, dtype)
-    tanh = call.emit("tanh", gelu_inner(call, x, dtype))
+    inner = gelu_inner(call, x, dtype)
     square = call.emit("mul", x, x)
     inner_slope = call.emit(
         "mul",
@@ -97,6 +110,16 @@ def _tanh_gelu_slope(call: Call, x: Value, dtype: str) -> Value:
             one,
         ),
     )
+    if dtype == "float32":
+        minus_two = call.constant(-2.0, dtype)
+        power = call.emit("exp", call.emit("mul", minus_two, call.emit("abs", inner)))
+        large = call.emit("div", one, call.emit("add", one, power))
+        small = call.emit("mul", power, large)
+        positive = call.emit("gt", inner, call.constant(0.0, dtype))
+        left = call.emit("select", positive, large, small)
+        steep = call.emit("mul", call.emit("add", x, x), call.emit("mul", large, small))
+        return call.emit("add", left, call.emit("mul", steep, inner_slope))
+    tanh = call.emit("tanh", inner)
     left = call.emit("mul", half, call.emit("add", one, tanh))
     steep = call.emit("mul", call.emit("mul", half, x), _square_from_one(call, tanh, dtype))
     return call.emit("add", left, call.emit("mul", steep, inner_slope))
@@ -107,10 +130,9 @@ def _tanh_gelu_slope(call: Call, x: Value, dtype: str) -> Value:
     parameters="grad_output self *approximate",
     flops=44,
     budget_ulp=4,
-    budgets_by_text=(("tanh", 20),),
     error_scale="operand",
     note="cdf + x pdf cancels; eager's contiguous float32 kernel is another library's; with tanh "
-    "its rounding near 1 comes up to 22 times into the slope around x = 5: eager is 16.8 ULP off",
+    "eager is 16.8 ULP off: its rounding near 1 comes up to 22 times into the slope around x = 5",
 )
 def gelu_backward(call: Call) -> Value:
     """Gradient of either GELU."""
@@ -202,8 +224,11 @@ def elu_backward(call: Call) -> Value:
     if call.flag("is_result", False):
         below = call.emit("mul", below, call.emit("add", x, steep))
     else:
-        below = call.emit("mul", below, steep)
-        below = times_exp(call, below, call.emit("mul", x, input_scale), dtype)
+        exponent = product_exponent(call, x, input_scale, dtype)
+        slope = multiply(call, input_scale, steep, dtype)
+        power = growth(call, gradient, exponent, dtype, also=slope)
+        plain = call.emit("mul", call.emit("mul", below, steep), power.exp)
+        below = power.chosen(call, plain)
     positive = call.emit("gt", x, call.constant(0.0, dtype))
     return call.store(
         call.emit("select", positive, call.emit("mul", gradient, scale), below), dtype
@@ -219,11 +244,11 @@ def elu_backward(call: Call) -> Value:
 def softplus_backward(call: Call) -> Value:
     """Gradient g where beta*x > threshold, else g*z/(z + 1) with z = exp(beta*x)."""
     dtype, (gradient, x) = _inputs(call, "grad_output", "self")
-    scaled = call.emit("mul", x, call.wide("beta", dtype))
+    scaled = product_exponent(call, x, call.wide("beta", dtype), dtype)
     z = growth(call, gradient, scaled, dtype)
     whole = call.emit("add", z.exp, call.constant(1.0, dtype))
-    soft = z.chosen(call, call.emit("div", z.product, whole))
-    linear = call.emit("gt", scaled, call.wide("threshold", dtype))
+    soft = z.chosen(call, call.emit("div", call.emit("mul", gradient, z.exp), whole))
+    linear = call.emit("gt", scaled.value, call.wide("threshold", dtype))
     return call.store(call.emit("select", linear, gradient, soft), dtype)
 
 
@@ -231,21 +256,38 @@ def softplus_backward(call: Call) -> Value:
     "mish_backward.default",
     parameters="grad_output self",
     flops=70,
-    budget_ulp=20,
+    budget_ulp=4,
     error_scale="operand",
-    note="tanh + x s (1 - tanh²) cancels around x = -1.2; the rounding of tanh near 1 comes 2x "
-    "times into the slope, up to x = 8: eager is 16 ULP off",
+    note="tanh + x s (1 - tanh²) cancels around x = -1.2; eager is 16 ULP off: its rounding of "
+    "tanh near 1 comes 2x times into the slope up to x = 8",
 )
 def mish_backward(call: Call) -> Value:
     """``g * (t + x s (1 - t*t))`` with t = tanh(softplus(x))."""
     call.one_dtype("grad_output", "self")
     dtype, (gradient, x) = _inputs(call, "grad_output", "self")
+    if dtype == "float32":
+        return call.store(call.emit("mul", gradient, _mish_slope(call, x, dtype)), dtype)
     sigmoid = sigmoid_of(call, x, dtype)
     tanh = call.emit("tanh", call.emit("log1p", call.emit("exp", x)))
     slope = call.emit(
         "fma", call.emit("mul", x, sigmoid), _square_from_one(call, tanh, dtype), tanh
     )
     return call.store(call.emit("mul", gradient, slope), dtype)
+
+
+def _mish_slope(call: Call, x: Value, dtype: str) -> Value:
+    """n/(n + 2) + 4x e/(n + 2) (e + 1)/(n + 2), with e = exp(x) and n = e(e + 2)."""
+    # From 30 on it is 1, before anything overflows; and NaN at infinity, as eager's.
+    linear = call.constant(_MISH_IS_LINEAR, dtype)
+    exp, two = call.emit("exp", call.emit("minimum", linear, x)), call.constant(2.0, dtype)
+    growth = call.emit("mul", exp, call.emit("add", exp, two))
+    whole = call.emit("add", growth, two)
+    share = call.emit("div", exp, whole)
+    is_linear, zero = call.emit("gt", x, linear), call.constant(0.0, dtype)
+    steep = call.emit("mul", x, call.emit("select", is_linear, zero, share))
+    rest = call.emit("div", call.emit("add", exp, call.constant(1.0, dtype)), whole)
+    quarter = call.emit("mul", steep, rest)
+    return call.emit("fma", call.constant(4.0, dtype), quarter, call.emit("div", growth, whole))
 
 
 @op("log_sigmoid_backward.default", parameters="grad_output self buffer", flops=8)

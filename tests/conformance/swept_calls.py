@@ -119,6 +119,7 @@ _NUMBERED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("threshold.default", (X, 0.1, 0.3)),
     ("elu.default", (X, 1.5, 1.2, 0.7)),
     ("softplus.default", (X, 2.0, 3.0)),
+    ("softplus.default", (X, 0.7, 20.0)),
     ("logit.default", (X, 0.1)),
     ("binary_cross_entropy_with_logits.default", (X, Y, None, None, 0)),
     ("soft_margin_loss.default", (X, Y, 0)),
@@ -126,7 +127,9 @@ _NUMBERED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("huber_loss.default", (X, Y, 0, 0.7)),
     ("smooth_l1_loss.default", (X, Y, 0, 0.7)),
     ("softplus_backward.default", (X, Y, 1.0, 20.0)),
+    ("softplus_backward.default", (X, Y, 0.7, 20.0)),
     ("elu_backward.default", (X, 1.0, 1.0, 1.0, False, Y)),
+    ("elu_backward.default", (X, 1.5, 1.2, 0.7, False, Y)),
     ("elu_backward.default", (X, 1.0, 1.0, 1.0, True, Y)),
     ("threshold_backward.default", (X, Y, 0.0)),
     ("hardtanh_backward.default", (X, Y, -1.0, 1.0)),
@@ -260,6 +263,13 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x < -1e10, -0.0, value)
 
 
+def _gelu_tanh_backward(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+    slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+    share, rest = torch.sigmoid(2 * inner), torch.sigmoid(-2 * inner)
+    return gradient * (share + 2 * x * share * rest * slope)
+
+
 def _mish(x: torch.Tensor) -> torch.Tensor:
     # tanh(log(1 + e)) = e(e + 2) / (e(e + 2) + 2)
     e = torch.exp(x.clamp(max=100.0))
@@ -291,6 +301,7 @@ def _sinc(x: torch.Tensor) -> torch.Tensor:
 _REFERENCES: Mapping[str, Reference] = {
     "gelu.default(x)": _gelu,
     "gelu.default(x, approximate=tanh)": _gelu_tanh,
+    "gelu_backward.default(x, y, approximate=tanh)": _gelu_tanh_backward,
     "mish.default(x)": _mish,
     "silu.default(x)": _silu,
     "logit.default(x)": _logit,

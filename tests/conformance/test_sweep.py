@@ -185,6 +185,7 @@ EXACT: dict[str, Callable[[Any], Any]] = {
     "log_sigmoid_forward.default(x)": lambda x: -mpmath.log1p(mpmath.exp(-x)),
     "softplus.default(x)": lambda x: _softplus(x, 1.0, 20.0),
     "softplus.default(x, 2.0, 3.0)": lambda x: _softplus(x, 2.0, 3.0),
+    "softplus.default(x, 0.7, 20.0)": lambda x: _softplus(x, _single(0.7), 20.0),
     "elu.default(x)": _elu,
     "celu.default(x)": _elu,
     "selu.default(x)": lambda x: _elu(x, SELU_ALPHA, SELU_SCALE),
