@@ -1,13 +1,16 @@
-"""What the conformance run came to: the summary, a screenful, and docs/conformance.md."""
+"""What the conformance run came to: the summary, and a screenful of it."""
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import opinfo_page
 import opinfo_sass
+import torch
 from opinfo_units import Unit, read_outcome
 
 SHOWN_FAULTS = 3  # of each outcome, in the summary
@@ -34,8 +37,17 @@ def summarize(
     partly = {unit.entry for unit, _, outcome in found if any(map(own_form, outcome["refused"]))}
     expected, wanted = len(units) * len(targets), set(required)
     return {
+        "commit": _commit(folder),
+        "torch": torch.__version__.partition("+")[0],
         "targets": list(targets),
         "dtypes": list(dict.fromkeys(unit.dtype for unit in units)),
+        "units": {
+            dtype: [
+                sum(unit.dtype == dtype for unit, _, _ in found),
+                sum(unit.dtype == dtype for unit in units) * len(targets),
+            ]
+            for dtype in dict.fromkeys(unit.dtype for unit in units)
+        },
         "outcomes": len(found),
         "not_run": expected - len(found),
         "required": sorted(entries & wanted),
@@ -55,7 +67,8 @@ def summarize(
         "contractions": _contractions(found, opinfo_sass.read_known(folder)),
         "refused": _refused(found, own=True),
         "refused_forms": _refused(found, own=False),
-        "worst_ulp": _worst(found),
+        "worst_ulp": _worst(found, "worst_ulp"),
+        "worst_share_of_budget": _worst(found, "worst_share"),
         "nan_differs": {
             op: f"{target}, {text}"
             for _, target, outcome in found
@@ -69,6 +82,15 @@ def summarize(
         "entries": _entries(found),
         "cpu_seconds": round(sum(outcome["seconds"] for _, _, outcome in found), 1),
     }
+
+
+def _commit(folder: Path) -> str:
+    """The commit of the repository that the outcomes lie in, "" where there is none."""
+    command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
 
 
 def _contractions(found: Sequence[Any], known: dict[str, str]) -> dict[str, int]:
@@ -123,12 +145,13 @@ def _refused(found: Sequence[Any], *, own: bool) -> dict[str, Any]:
     }
 
 
-def _worst(found: Sequence[Any]) -> dict[str, dict[str, float]]:
+def _worst(found: Sequence[Any], what: str) -> dict[str, dict[str, float]]:
+    """The largest of each op and target."""
     worst: dict[str, dict[str, float]] = {}
     for _, target, outcome in found:
-        for op, ulp in outcome["worst_ulp"].items():
+        for op, value in outcome.get(what, {}).items():
             by_target = worst.setdefault(op, {})
-            by_target[target] = max(by_target.get(target, 0.0), ulp)
+            by_target[target] = max(by_target.get(target, 0.0), value)
     return {op: worst[op] for op in sorted(worst)}
 
 
@@ -169,76 +192,15 @@ def render_text(summary: dict[str, Any]) -> str:
     )  # fmt: skip
     if summary["not_run"]:
         lines.append(f"not run: {summary['not_run']} outcomes")
-    for title, key in (("", "refused"), ("of further forms ", "refused_forms")):
-        for reason, found in summary[key].items():
-            names = ", ".join(found["entries"])
-            lines.append(f"  {found['samples']} samples {title}refused: {reason} ({names})")
+    for title, key in (("", "refused"), ("further ", "refused_forms")):
+        for reason, (calls, names) in opinfo_page.fold(summary[key], further=bool(title)).items():
+            shown = ", ".join(names[: opinfo_page.MOST_NAMES])
+            lines.append(
+                f"  {calls} {title}calls of {len(names)} entries refused: {reason} ({shown})"
+            )
     near = sorted(
         ((max(ulps.values()), op) for op, ulps in summary["worst_ulp"].items()), reverse=True
     )
     shown = [f"{op} {ulp:g} ULP" for ulp, op in near[:WORST_SHOWN] if ulp]
     lines.append("largest errors: " + ", ".join(shown))
     return "\n".join(lines)
-
-
-_PAGE = """\
-# Conformance
-
-What torch's own OpInfo samples (`torch.testing._internal`, torch {torch}) came to in generated
-kernels, on contiguous and non-contiguous tensors, 0-dim and empty ones included. `make conformance`
-runs them; `make conformance ARGS=--write` also writes this page.
-
-The CPU kernel is Numba's. The CUDA kernel is its own NVVM IR, compiled for the CPU and run there:
-against eager on the CPU, which says nothing of eager on a GPU. A mismatch is an element outside the
-budget of its op, which is fixed beforehand; 0 ULP is equal to the bit.
-
-| | samples | kernel runs | elements | mismatches | at a discontinuity |
-|---|---|---|---|---|---|
-{totals}
-
-{entries} entries, {required} of them required: {supported} of the required ones are supported, that
-is every sample of theirs ran in kernels on both targets. Samples are counted once per target.
-
-| entry | dtypes | samples | worst ULP, CPU | worst ULP, CUDA | refused |
-|---|---|---|---|---|---|
-{rows}
-"""
-_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "bool": "bool"}
-
-
-def render_page(summary: dict[str, Any]) -> str:
-    """docs/conformance.md."""
-    import torch
-
-    totals = [
-        f"| {target} | {one['samples']:,} | {one['kernels']:,} | {one['elements']:,} "
-        f"| {one['mismatches']:,} | {one['discontinuous']:,} |"
-        for target, one in summary["by_target"].items()
-    ]
-    rows = [
-        f"| `{name}` | {' '.join(map(_short, row['dtypes']))} | {row['samples']:,} "
-        f"| {_ulp(row, 'cpu')} | {_ulp(row, 'cuda')} | {_escaped('; '.join(row['refused']))} |"
-        for name, row in sorted(summary["entries"].items())
-    ]
-    required, left = summary["required"], summary["required_not_supported"]
-    return _PAGE.format(
-        torch=torch.__version__.partition("+")[0],
-        totals="\n".join(totals),
-        entries=len(summary["entries"]),
-        required=len(required),
-        supported=len(required) - len(left),
-        rows="\n".join(rows),
-    )
-
-
-def _short(dtype: str) -> str:
-    name = dtype.rstrip("0123456789")
-    return _SHORT[name] + dtype[len(name) :]
-
-
-def _ulp(row: dict[str, Any], target: str) -> str:
-    return f"{row['worst_ulp'][target]:g}" if target in row["worst_ulp"] else ""
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")

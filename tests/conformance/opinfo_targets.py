@@ -58,6 +58,7 @@ class Tally:
     discontinuous: int = 0
     refused: Counter[str] = field(default_factory=Counter)  # calls, by form and reason
     worst_ulp: dict[str, float] = field(default_factory=dict)  # by op
+    worst_share: dict[str, float] = field(default_factory=dict)  # of its budget, by op
     nan_differs: dict[str, str] = field(default_factory=dict)  # accepted: by op, the first of them
     faults: list[str] = field(default_factory=list)
     compiled: dict[str, list[str]] = field(default_factory=dict)  # digests by what was looked at
@@ -107,6 +108,9 @@ def judge(check: Check, actual: Results, tally: Tally) -> None:
             tally.worst_ulp[check.what] = worst
         elif check.what not in tally.nan_differs:  # a number of ULP from a NaN is none
             tally.nan_differs[check.what] = _nan_difference(check, result, allowed.eager)
+        if math.isfinite(comparison.worst_share):
+            share = max(tally.worst_share.get(check.what, 0.0), comparison.worst_share)
+            tally.worst_share[check.what] = share
         if comparison.mismatches:
             tally.fault(f"{check.label}: {comparison.first}", comparison.mismatches)
         elif not same_layout(result, *layout):

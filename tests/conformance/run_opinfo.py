@@ -1,12 +1,13 @@
 """Runs torch's OpInfo samples through kernels and writes build/conformance.json.
 
     python tests/conformance/run_opinfo.py [--target cpu|cuda] [--dtypes float32,int64]
-        [--entries add,mul] [--most-samples N] [--jobs 2] [--fresh] [--write] [--validate]
+        [--entries add,mul] [--most-samples N] [--jobs 2] [--fresh] [--summary] [--write]
+        [--validate]
 
 What was run is kept in build/conformance and not run again until something it follows from
 changes (``--fresh`` runs it again).  ``--validate`` puts a kernel of every entry and some dtypes
-through the validator instead.  ``--write`` also writes docs/conformance.md.  Exits with 1 where a
-result is wrong.
+through the validator instead.  ``--summary`` runs nothing and tells of what is kept; ``--write``
+also writes docs/conformance.md.  Exits with 1 where a result is wrong.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Kernel texts and machine code stay out of the person's own cache.  Before numba is imported.
     os.environ["XDG_CACHE_HOME"] = str(KEPT / "cache")
     import opinfo
+    import opinfo_page
     import opinfo_report
     import opinfo_validate
     from opinfo_targets import TARGETS
@@ -54,13 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for entry in entries
         if getattr(opinfo.torch, dtype) in supported[entry].supported_dtypes("cpu")
     ]
-    folder = KEPT if options.most_samples is None else KEPT / f"first-{options.most_samples}"
+    folder = options.kept
+    if options.most_samples is not None:
+        folder /= f"first-{options.most_samples}"
     batches = [
         Batch(tuple(units[at : at + BATCH]), targets, folder, options.fresh, options.most_samples)
         for at in range(0, len(units), BATCH)
     ]
     started = time.monotonic()
-    Pool(batches, len(units) * len(targets)).run(options.jobs)
+    if not options.summary:
+        Pool(batches, len(units) * len(targets)).run(options.jobs)
     summary = opinfo_report.summarize(folder, units, targets, names["required"])
     summary["run_seconds"] = round(time.monotonic() - started, 1)
     summary["most_samples"] = options.most_samples
@@ -69,8 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(opinfo_report.render_text(summary))
     print(f"written to {options.output}")
     if options.write:
-        page = ROOT / "docs" / "conformance.md"
-        page.write_text(opinfo_report.render_page(summary), encoding="utf-8")
+        opinfo_page.write(summary)
     return 1 if summary["mismatches"] or summary["contractions"]["contracted"] else 0
 
 
@@ -83,6 +87,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--summary", action="store_true")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="folder of the outcomes")
     parser.add_argument("--validate", action="store_true")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "conformance.json")
     return parser.parse_args(arguments)

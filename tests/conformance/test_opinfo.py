@@ -17,6 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import opinfo
+import opinfo_page
 import opinfo_report
 import opinfo_units
 import run_opinfo
@@ -302,6 +303,8 @@ def test_the_summary_tells_refused_samples_from_refused_further_forms(tmp_path):
     assert list(summary["refused_forms"]) == ["out=: unsupported-op: writes"]
     assert summary["worst_ulp"] == {"aten.abs.default": {"cpu": 1.0}}
     assert json.loads(json.dumps(summary)) == summary
-    page = opinfo_report.render_page(summary)
-    assert "| `abs` | f32 | 2 | 1 |  |  |" in page
-    assert "| `add` | f32 | 1 | 0 |  | dtype: none |" in page
+    page = opinfo_page.render(opinfo_page.kept_part(summary))
+    assert "| `abs` | f32 | 2 | 1 |  |" in page
+    assert "- 2 calls of `add`: dtype: none" in page
+    assert "1 of those are supported" in page and "not supported: add." in page
+    assert "**Not run**: 1 of 3 units" in page
