@@ -35,6 +35,7 @@ from fusion_advisor.records import (
 )
 from fusion_advisor.report.values import name_text, one_line, op_text
 
+FAST = "Its kernel rounds less often than eager (match=fast): results differ within the budget."
 MAX_NAMED_OPS = 8  # a longer chain is told by its ends
 
 
@@ -121,12 +122,18 @@ class FindingView:
     def safety(self) -> str:
         """Whether it is safe, in a sentence that says on what evidence."""
         if self.validation is not None:
-            return validation_sentence(self.validation)
+            sentence = validation_sentence(self.validation)
+            return f"{sentence} {FAST}" if self.rounds_less else sentence
         return {
             "safe": "Legal to fuse; validated against eager before anything is put in place.",
             "unsafe": "May change results: read the notes before you apply it.",
             "display-only": "Shown only: it is not applied automatically.",
         }[self.finding.safety]
+
+    @property
+    def rounds_less(self) -> bool:
+        """Whether the kernel is one of ``match="fast"``."""
+        return self.kernel is not None and self.kernel.program.match == "fast"
 
     @property
     def next_magic(self) -> str:
@@ -135,7 +142,7 @@ class FindingView:
             return f"%fuse_undo {self.id}"
         if self.finding.safety == "display-only" or self._refused:
             return f"%fuse_show {self.id}"
-        return f"%fuse_apply {self.id}"
+        return f"%fuse_apply {self.id}{' --match fast' if self.rounds_less else ''}"
 
     @property
     def next_python(self) -> str:
@@ -146,7 +153,8 @@ class FindingView:
             return f'advice.finding("{self.id}").message'
         if self._refused:
             return f'advice.fuse("{self.id}").text'
-        return f'advice.apply("{self.id}")'
+        match = ', match="fast"' if self.rounds_less else ""
+        return f'advice.apply("{self.id}"{match})'
 
     @property
     def _refused(self) -> bool:

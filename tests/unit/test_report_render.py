@@ -355,6 +355,25 @@ def test_states(report):
     assert "F1 is not in place: slower" in render_text(undone)
 
 
+def test_a_kernel_that_rounds_less_often_is_called_so_wherever_it_is_judged():
+    report = rich_report()
+    (finding, kernel), *others = report.kernels
+    program = dataclasses.replace(kernel.program, match="fast")
+    fast = dataclasses.replace(
+        report,
+        kernels=((finding, dataclasses.replace(kernel, program=program)), *others),
+        applied=(),
+    )
+    views = {view.id: view for view in finding_views(fast)}
+    assert "rounds less often than eager" in views[finding].safety
+    assert views[finding].next_magic == f"%fuse_apply {finding} --match fast"
+    assert views[finding].next_python == f'advice.apply("{finding}", match="fast")'
+    assert "rounds less often" in render_text(fast)
+    assert "rounds less often" not in render_text(report)
+    plain = next(view for view in finding_views(report) if view.id == finding)
+    assert "match" not in plain.next_magic + plain.next_python
+
+
 def test_what_was_not_timed_says_why() -> None:
     report = rich_report()
     (fix, *_) = report.applied
