@@ -51,8 +51,8 @@ _BASES_BY_KIND: dict[OpKind, str] = {
         abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh bitwise_and
         bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp
         clamp_max clamp_min copysign cos cosh deg2rad div elu elu_backward eq erf erfc exp exp2
-        expm1 fill float_power floor floor_divide fmax fmin fmod frac gcd ge gelu gelu_backward glu gt
-        hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward hardswish
+        expm1 fill float_power floor floor_divide fmax fmin fmod frac gcd ge gelu gelu_backward glu
+        gt hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward hardswish
         hardswish_backward hardtanh hardtanh_backward heaviside hypot isfinite isinf isnan isneginf
         isposinf lcm ldexp le leaky_relu leaky_relu_backward lerp log log10 log1p log2
         log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not
