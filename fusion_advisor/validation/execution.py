@@ -24,6 +24,9 @@ THREADS_PER_BLOCK = 256
 # Address space a kernel may take beside its arrays: compiling needs some hundred MiB, and a kernel
 # that hoards memory must not take the machine with it.
 SPARE_MEMORY_BYTES = 4 << 30
+# A CUDA kernel's IR is compiled in a fifth of the time without LLVM's dearer passes; they pay from
+# about this many elements on, all cases together.
+OPTIMISED_ELEMENTS = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,9 @@ def native_variants(kernel: NativeKernel) -> list[tuple[str, Launch]]:
 
 def _variants(request: ExecutionRequest) -> list[tuple[str, Launch]]:
     if request.host is not None:
-        return native_variants(NativeKernel(request.host))
+        elements = sum(spec.elements for _, spec in request.cases)
+        effort = 3 if elements >= OPTIMISED_ELEMENTS else 1
+        return native_variants(NativeKernel(request.host, effort=effort))
     from fusion_advisor.runtime import load_kernel
 
     namespace = load_kernel(request.text, request.entry, request.text_hash)

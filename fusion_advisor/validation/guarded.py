@@ -9,7 +9,9 @@ processes only.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
+from typing import Any
 
 import numpy as np
 
@@ -58,8 +60,17 @@ class GuardedArray:
         )
 
 
+@functools.cache
+def _mprotect() -> Any:
+    """The system's function, or None where there is none."""
+    function = getattr(ctypes.CDLL(None), "mprotect", None)
+    if function is not None:
+        function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return function
+
+
 def _protect(address: int, size: int, protection: int) -> None:
     """Limit what may be done to pages; where the system does not allow it, canaries remain."""
-    library = ctypes.CDLL(None, use_errno=True)
-    if hasattr(library, "mprotect"):
-        library.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), protection)
+    function = _mprotect()
+    if function is not None:
+        function(address, size, protection)

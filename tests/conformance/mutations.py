@@ -129,6 +129,7 @@ class Mutant:
     chain: str
     number: int
     problem: Problem
+    right: Problem
 
     @property
     def name(self) -> str:
@@ -164,6 +165,12 @@ def kernel_of(problem: Problem, part: Part, chain: str = "") -> Kernel:
     return Kernel(problem, part, match.group(0), chain)
 
 
+def kernels_are_right(mutant: Mutant) -> bool:
+    """Whether a fault leaves the texts of both kernels as they were."""
+    text, right = mutant.problem.kernel.text, mutant.right.kernel.text
+    return all(match.group(0) in text for one in (_CPU, _CUDA) for match in one.finditer(right))
+
+
 def mutants(chain: str, problem: Problem, kind: Kind, *, most: int = 2) -> Iterator[Mutant]:
     """At most ``most`` mutants of one kind, spread over the places where it applies."""
     kernel = kernel_of(problem, kind.part, chain)
@@ -175,4 +182,4 @@ def mutants(chain: str, problem: Problem, kind: Kind, *, most: int = 2) -> Itera
         text = problem.kernel.text.replace(kernel.body, body, 1)
         if kind.part != "module":  # what faults are written with
             text = text.replace("import torch\n", _IMPORTS, 1)
-        yield Mutant(kind, chain, number, problem.with_text(text))
+        yield Mutant(kind, chain, number, problem.with_text(text), problem)

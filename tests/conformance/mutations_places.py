@@ -435,7 +435,7 @@ def raises(kernel: Kernel) -> Iterator[str]:
         yield kernel.before(store, f"if {_place(kernel)} == 2:", "    raise ValueError(1)")
 
 
-@fault("does not end", by_construction=True, limit_s=10.0)
+@fault("does not end", by_construction=True, limit_s=5.0)
 def hangs(kernel: Kernel) -> Iterator[str]:
     array = kernel.stores[0].group(2)
     for store in kernel.stores[:1]:
@@ -452,7 +452,7 @@ def wild(kernel: Kernel) -> Iterator[str]:
                                 f"{_zero(kernel, array)}")  # fmt: skip
 
 
-@fault("prints", "cpu", by_construction=True)
+@fault("prints", "cpu", by_construction=True, limit_s=10.0)  # it may wait for the interpreter
 def prints(kernel: Kernel) -> Iterator[str]:
     for store in kernel.stores[:1]:
         yield kernel.before(store, f"if {_place(kernel)} == 2:", "    print(2)")

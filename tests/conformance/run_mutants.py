@@ -12,9 +12,12 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "unit")]  # beside this folder
@@ -28,8 +31,11 @@ import mutations_values  # noqa: E402, F401  # registers its kinds
 import validation_kernels  # noqa: E402
 from mutations import REGISTRY, Kind, Mutant  # noqa: E402
 
+from fusion_advisor import runtime  # noqa: E402
 from fusion_advisor.records import BandwidthPoint, Ceilings, ValidationResult  # noqa: E402
-from fusion_advisor.validation import isolated  # noqa: E402
+from fusion_advisor.runtime import cpu_kernels  # noqa: E402
+from fusion_advisor.validation import contractions, cuda_compiler, isolated, ladder  # noqa: E402
+from fusion_advisor.validation.session import Tally  # noqa: E402
 
 # Slow enough that no honest kernel is faster, fast enough that one without work is.
 CEILINGS = Ceilings(
@@ -65,21 +71,65 @@ def judge(mutant: Mutant) -> Verdict:
 
 
 def validated(mutant: Mutant) -> ValidationResult:
-    """The ladder, as far as the fault's part of the module goes."""
+    """The ladder, as far as the fault's part of the module goes.
+
+    At first without the dear rungs that see nothing of most faults in that part.  To fail one rung
+    is to be rejected; only what passes the others is asked of the whole ladder.
+    """
+    limit = mutant.kind.limit_s or isolated.TIMEOUT_S
+    with mock.patch.object(isolated, "TIMEOUT_S", limit):
+        if not mutant.kind.measured:
+            with _fewer_rungs(mutant):
+                result = _validated(mutant)
+            if result.status == "failed":
+                return result
+        return _validated(mutant)
+
+
+def _validated(mutant: Mutant) -> ValidationResult:
     kind = mutant.kind
-    usual = isolated.TIMEOUT_S
-    if kind.limit_s:
-        isolated.TIMEOUT_S = kind.limit_s
-    try:
-        result: ValidationResult = validation_kernels.validate(
-            mutant.problem,
-            targets=("cuda",) if kind.part == "cuda" else ("cpu",),
-            measure=kind.measured,
-            ceilings=CEILINGS if kind.measured else None,
-        )
-    finally:
-        isolated.TIMEOUT_S = usual
+    result: ValidationResult = validation_kernels.validate(
+        mutant.problem,
+        targets=("cuda",) if kind.part == "cuda" else ("cpu",),
+        measure=kind.measured,
+        ceilings=CEILINGS if kind.measured else None,
+    )
     return result
+
+
+@contextmanager
+def _fewer_rungs(mutant: Mutant) -> Iterator[None]:
+    """One architecture, no counting of multiply-adds, no kernels alone where they are right."""
+    with ExitStack() as changes:
+
+        def change(owner: Any, name: str, value: Any) -> None:
+            changes.enter_context(mock.patch.object(owner, name, value))
+
+        change(cuda_compiler, "ARCHITECTURES", cuda_compiler.ARCHITECTURES[-1:])
+        change(ladder, "_compile", _compiled_only)
+        change(ladder, "_contraction", lambda kernel, findings: "left out")
+        change(contractions, "contraction_problem", lambda kernel, target: "")
+        if mutant.kind.part == "module" and mutations.kernels_are_right(mutant):
+            change(isolated, "run_cpu", lambda session: Tally())
+            change(runtime, "cpu_kernel", _compiled_once)
+        yield
+
+
+def _compiled_only(session: Any, findings: Any, architecture: tuple[int, int]) -> str:
+    """The kernel's IR, without what NVVM and the assembler make of it."""
+    with mock.patch.object(cuda_compiler, "assemble", return_value=""):
+        findings.compiled.append(cuda_compiler.compile_cuda(session.kernel, architecture))
+    return "left out"
+
+
+def _compiled_once(function: Any) -> cpu_kernels.CpuKernel:
+    """The kernel that another module holds in the very same words."""
+    code = function.__code__
+    key = (code.co_code, code.co_consts, code.co_names, code.co_varnames)
+    return _kernels.setdefault(key, cpu_kernels.CpuKernel(function))
+
+
+_kernels: dict[Any, cpu_kernels.CpuKernel] = {}
 
 
 def outcome(mutant: Mutant, result: ValidationResult) -> tuple[str, str, str]:

@@ -41,7 +41,8 @@ def _chosen() -> list[Kind]:
 
 
 def _planted(kind: Kind) -> Mutant:
-    for chain in (_WHERE.get(kind.name, _CHAINS[0]), *_CHAINS):
+    first = "itself" if kind.part == "cpu" else _CHAINS[0]  # quick to compile
+    for chain in (_WHERE.get(kind.name, first), *_CHAINS):
         problem = mutation_kernels.right(chain)
         if kind.exact_only and not run_mutants.mutation_witness.is_exact(problem):
             continue
