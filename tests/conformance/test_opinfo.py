@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import opinfo
 import opinfo_page
 import opinfo_report
+import opinfo_sass
 import opinfo_units
 import run_opinfo
 from opinfo_kernels import Refused, checks_of, laid_out, same_layout
@@ -27,6 +29,7 @@ from opinfo_units import Batch, Unit
 
 from fusion_advisor.recorder import CaptureOptions, record
 from fusion_advisor.records import TensorSpec
+from fusion_advisor.validation import cuda_compiler, resources
 from fusion_advisor.workers import WorkerCrash
 
 pytestmark = pytest.mark.essential
@@ -229,6 +232,21 @@ def test_one_result_too_many_is_a_fault():
     eager, tally = check.allowed[0].eager, Tally()
     judge(check, (eager, eager), tally)
     assert tally.mismatches == 1
+
+
+@pytest.mark.skipif(resources.disassembler() is None, reason="nvdisasm is not installed")
+def test_what_the_assembler_contracts_is_found_among_many_kernels():
+    (check,) = checks_of(first_call("add", torch.float32))
+    strict = cuda_compiler.compile_cuda(check.kernel).ptx
+    place = re.compile(r"add(?:\.rn)?\.f32\s+(%f\d+), (%f\d+), (%f\d+)")
+    loose = place.sub(r"mul.f32 \1, \2, \3;\nadd.f32 \1, \1, \3", strict)
+    assert loose != strict
+    disassembler = opinfo_sass.Disassembler({})
+    first, second = disassembler.add(strict, strict), disassembler.add(loose, strict)
+    found = disassembler.flush((9, 0))
+    assert found[first] == ""
+    assert "made 1 fused" in found[second]
+    assert disassembler.add(loose, strict) == second and not disassembler.flush((9, 0))
 
 
 # -- the run -----------------------------------------------------------------------------------

@@ -171,6 +171,13 @@ def test_what_the_assembler_contracts_is_caught() -> None:
             disassembly.close()
 
 
+def test_a_kernel_that_tells_of_zero_divisors_is_looked_through() -> None:
+    kernel = Chain(lambda x, y: x % y + 1, torch.arange(8), torch.arange(1, 9)).kernel
+    assert kernel.program.checks_divisors
+    assert contractions.contraction_problem(kernel, "cpu") == ""
+    assert not contractions.cpu_contractions(kernel).products
+
+
 def test_the_answer_is_kept_by_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Chain(rounded_chain, torch.rand(4), torch.rand(4)).kernel
     assert contractions.contraction_problem(kernel, "cpu") == ""
