@@ -24,7 +24,7 @@ import opinfo_sass
 import opinfo_units
 import run_opinfo
 from opinfo_kernels import Refused, checks_of, laid_out, same_layout
-from opinfo_targets import Tally, judge, make_target, run_checks
+from opinfo_targets import Tally, judge, make_target, run_checks, spoil
 from opinfo_units import Batch, Unit
 
 from fusion_advisor.recorder import CaptureOptions, record
@@ -225,6 +225,17 @@ def test_strides_that_say_nothing_are_not_compared():
     assert same_layout(torch.empty(0, 3), (0, 3), (7, 7))
     assert not same_layout(torch.empty(3, 2), (3, 2), (1, 3))
     assert not same_layout(torch.empty(3, 2), (2, 3), (3, 1))
+
+
+def test_an_element_that_a_cpu_kernel_leaves_out_is_a_mismatch():
+    for dtype in (torch.float32, torch.int64, torch.bool):
+        eager = torch.tensor([0, 1, 2, 3]).to(dtype)
+        output = eager.clone()
+        spoil(output, eager)
+        assert not (output == eager).any()
+    output, nan = torch.tensor([float("nan")]), torch.tensor([float("nan")])
+    spoil(output, nan)
+    assert not output.isnan().any()
 
 
 def test_one_result_too_many_is_a_fault():
