@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from fusion_advisor.records import (
+    Argument,
     Constant,
     FusedProgram,
     FusionCandidate,
@@ -182,6 +183,51 @@ def captured_scalars(program: FusedProgram) -> tuple[float | int, ...]:
             floating = entry.dtype.startswith(("float", "bfloat"))
             scalars.append(float(entry.value) if floating else int(entry.value))
     return tuple(scalars)
+
+
+def other_numbers(program: FusedProgram) -> tuple[tuple[float | int, ...], ...]:
+    """Run-time numbers that were not recorded, twice: a kernel may have none of them built in."""
+    recorded = captured_scalars(program)
+    if not recorded:
+        return ()
+    near = tuple(value + 1 for value in recorded)
+    # Other ratios, so that numbers which take each other's place are told apart.
+    far = tuple(
+        -0.75 * value + 0.37 * place if isinstance(value, float) else -value - place
+        for place, value in enumerate(recorded, start=1)
+    )
+    return (near, far)
+
+
+def with_numbers(graph: OpGraph, program: FusedProgram, numbers: Sequence[float | int]) -> OpGraph:
+    """The recorded ops with other run-time numbers in place of theirs."""
+    scalars = [entry for entry in program.inputs if entry.kind == "scalar"]
+    wanted = {
+        (entry.node, entry.position): number for entry, number in zip(scalars, numbers, strict=True)
+    }
+    nodes = []
+    for node in graph.nodes:
+        if any(name == node.id for name, _ in wanted):
+            places = itertools.count()
+            args = tuple(_renumbered(one, node.id, places, wanted) for one in node.args)
+            kwargs = tuple(
+                (key, _renumbered(one, node.id, places, wanted)) for key, one in node.kwargs
+            )
+            node = replace(node, args=args, kwargs=kwargs)
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _renumbered(
+    argument: Argument,
+    node: str,
+    places: Iterator[int],
+    wanted: Mapping[tuple[str, int], float | int],
+) -> Argument:
+    """An argument with its numbers exchanged; ``places`` counts the leaves of all of them."""
+    if isinstance(argument, tuple):
+        return tuple(_renumbered(item, node, places, wanted) for item in argument)
+    return wanted.get((node, next(places)), argument)
 
 
 def constants_of(program: FusedProgram) -> tuple[float, ...]:

@@ -17,23 +17,36 @@ from fusion_advisor.validation.bits import same_bits, ulp_distance
 from fusion_advisor.validation.budgets import OutputBudget, budget
 from fusion_advisor.validation.compare import Comparison, compare
 from fusion_advisor.validation.fast_budgets import fast_budget
-from fusion_advisor.validation.inputs import Case, build_cases, without_zeros
+from fusion_advisor.validation.inputs import (
+    Case,
+    build_cases,
+    other_numbers,
+    with_numbers,
+    without_zeros,
+)
 from fusion_advisor.validation.viewed_inputs import viewed_cases
 
 Reference = Callable[..., tuple[torch.Tensor, ...]]
 # Above this many elements budgets are worked out only where eager and kernel differ.
 WHOLE_BUDGET_ELEMENTS = 1 << 16
 GATHERED_ELEMENTS = 1 << 15
+OTHER_NUMBERS_ELEMENTS = 1 << 13  # of a case that is repeated with other run-time numbers
+SINGLE_TRIES, SINGLE_DIVISIONS = 400, 4  # elements of a case looked at, and with a zero divisor
+MOST_OTHER_NUMBERS = 3  # cases for each set of them
 KEPT_RESULTS = 2  # of a large case: the CUDA kernel's and the CPU kernel's
 
 
 @dataclass(frozen=True)
 class PreparedCase:
-    """A case that eager accepts, with eager's results; ``shapes`` are those of all regions."""
+    """A case that eager accepts, with eager's results; ``shapes`` are those of all regions.
+
+    ``recorded_numbers``: its run-time numbers are those that the references hold.
+    """
 
     case: Case
     shapes: tuple[tuple[int, ...], ...]
     expected: tuple[torch.Tensor, ...]
+    recorded_numbers: bool = True
 
     @property
     def elements(self) -> int:
@@ -117,6 +130,8 @@ class Session:
                 self.skipped.append(reason)
         if not self.prepared:
             raise ValidationError(f"eager refuses every input tried: {', '.join(self.skipped)}")
+        self._add_other_numbers()
+        self._add_single_divisions()
 
     def _cases(self) -> list[Case]:
         program = self.kernel.program
@@ -150,6 +165,30 @@ class Session:
             return
         self.prepared.append(PreparedCase(case, tuple(region.shape for region in seen), expected))
 
+    def _add_other_numbers(self) -> None:
+        """Repeat some cases with run-time numbers that were not recorded, where eager takes them.
+
+        The references hold the recorded ones: what eager gives comes from the recorded ops.
+        """
+        program = self.kernel.program
+        small = [one for one in self.prepared if 0 < one.elements <= OTHER_NUMBERS_ELEMENTS]
+        for count, numbers in enumerate(other_numbers(program)):
+            graph = with_numbers(self.graph, program, numbers)
+            for prepared in small[count::2][:MOST_OTHER_NUMBERS]:
+                name = f"{prepared.case.name}, other numbers"
+                case = replace(prepared.case, name=name, scalars=numbers, captured=False)
+                try:
+                    allowed = self._allowed(graph, self.candidate, self.named(case.tensors))
+                except FusionAdvisorError:
+                    raise
+                except Exception:  # noqa: S112 - whatever eager raises, these it does not take
+                    continue
+                self._budgets[len(self.prepared)] = allowed
+                expected = tuple(one.eager for one in allowed)
+                self.prepared.append(
+                    PreparedCase(case, prepared.shapes, expected, recorded_numbers=False)
+                )
+
     def _add_raising(self, case: Case, error: Exception) -> None:
         """Keep a case with a zero divisor, for a kernel that looks for them."""
         if not self.kernel.program.checks_divisors or not is_zero_division(error):
@@ -157,6 +196,45 @@ class Session:
         if not self.candidate.regions:  # there the ops have to run for their shapes to be known
             named = replace(case, name=f"{case.name}, zero divisors")
             self.raising.append(RaisingCase(named, error))
+
+    def _add_single_divisions(self) -> None:
+        """Single elements with a zero divisor: among many, one divisor may tell for another."""
+        generator = torch.Generator().manual_seed(11)
+        paired = [one for one in self.raising if one.case.name.startswith(("special", "around"))]
+        for raising in paired:
+            case, found = raising.case, 0
+            (region,) = arrays.seen_regions(self.graph, self.candidate, case.tensors)
+            count = math.prod(region.shape)
+            for place in torch.randperm(count, generator=generator)[:SINGLE_TRIES].tolist():
+                tensors = self._one_element(case.tensors, region.shape, place)
+                try:
+                    self.run_reference(tensors)
+                except FusionAdvisorError:
+                    raise
+                except Exception as error:
+                    if is_zero_division(error):
+                        found += 1
+                        named = replace(case, name=f"{case.name}, element {place}", tensors=tensors)
+                        self.raising.append(RaisingCase(named, error))
+                if found == SINGLE_DIVISIONS:
+                    break
+
+    def _one_element(
+        self, tensors: Sequence[torch.Tensor], shape: Sequence[int], place: int
+    ) -> tuple[torch.Tensor, ...]:
+        """What the operands hold at one flat place of the iteration space; ranks stay."""
+        where = []
+        for size in reversed(shape):
+            where.append(place % size)
+            place //= size
+        where.reverse()
+        taken = []
+        for operand, tensor in zip(self.candidate.inputs, tensors, strict=True):
+            for axis, own in enumerate(operand.dims):
+                if own is not None and tensor.shape[own] > 1:
+                    tensor = tensor.narrow(own, where[axis], 1)
+            taken.append(tensor)
+        return tuple(taken)
 
     def run_reference(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Eager's results, without gradients."""

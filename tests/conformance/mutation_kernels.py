@@ -11,6 +11,8 @@ import torch
 from codegen_cases import Chain, gelu_new
 from validation_kernels import Problem
 
+from fusion_advisor.codegen import generate, lower
+from fusion_advisor.ops.calls import flat_arguments
 from fusion_advisor.recorder import replay
 
 F = torch.nn.functional
@@ -111,12 +113,21 @@ def _algebra(x: Any, y: Any) -> Any:
     return (x - y) * 0.0 + torch.maximum(x, y)
 
 
+def _divided(i: Any, j: Any) -> Any:
+    return i // j - torch.remainder(j, i)
+
+
+def _numbers(x: Any, y: Any) -> Any:
+    return torch.relu(x * 0.3 - y) * 1.7 + y
+
+
 @dataclass(frozen=True)
 class Case:
-    """A chain and its operands."""
+    """A chain and its operands; ``at_run_time``: its numbers are arguments of the kernel."""
 
     function: Callable[..., Any]
     operands: Callable[[], tuple[torch.Tensor, ...]]
+    at_run_time: bool = False
 
 
 CASES: dict[str, Case] = {
@@ -172,6 +183,11 @@ CASES: dict[str, Case] = {
     "unchanged": Case(_unchanged, lambda: (_normal(40, 3),)),
     "itself": Case(_itself, lambda: (_normal(50), _normal(50, seed=8))),
     "turned": Case(_turned, lambda: (_normal(6, 9), _normal(9, 6))),
+    "divided": Case(
+        _divided,
+        lambda: (_whole(6, 11, low=1), _whole(11, low=1)),
+    ),
+    "run-time numbers": Case(_numbers, lambda: (_normal(7, 12), _normal(7, 1)), at_run_time=True),
     "large": Case(_bias_rows, lambda: (_normal(1024, 1024), _normal(1024), _normal(1024, 1))),
     "algebra": Case(_algebra, lambda: (_normal(1, 64), _normal(3, 64))),
 }
@@ -182,6 +198,17 @@ def right(name: str) -> Problem:
     """The generated kernel of a chain with everything that ``validate`` needs."""
     case = CASES[name]
     chain = Chain(case.function, *case.operands())
+    if case.at_run_time:
+        numbers = frozenset(
+            (node.id, place)
+            for node in chain.graph.nodes
+            for place, argument in enumerate(flat_arguments(node))
+            if isinstance(argument, float)
+        )
+        chain.program = lower(
+            chain.graph, chain.candidate, name="fused_chain", runtime_scalars=numbers
+        )
+        chain.kernel = generate(chain.program, chain.graph)
     return of_chain(chain)
 
 

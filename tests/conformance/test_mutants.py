@@ -59,5 +59,14 @@ def test_a_planted_fault_is_rejected(kind: Kind) -> None:
     assert outcome == "rejected", f"{detail}\n{mutant.problem.kernel.text}"
 
 
+@pytest.mark.parametrize("chain", ["divided", "run-time numbers"])
+def test_a_right_function_passes(chain: str) -> None:
+    """Where a call is more than tensors; what is around the kernels is judged."""
+    kind = next(kind for kind in REGISTRY.kinds if kind.part == "module")
+    right = mutation_kernels.right(chain)
+    result = run_mutants.partly_validated(Mutant(kind, chain, 0, right, right))
+    assert result.status == "passed", [r.detail for r in result.rungs if r.status == "failed"]
+
+
 def test_there_are_many_kinds_of_fault() -> None:
     assert len({kind.name for kind in REGISTRY.kinds}) >= 120
