@@ -241,12 +241,15 @@ class FusedFunction:
             )
             if met_zero_divisor:
                 raise launch.ZeroDivisorError
+        elif plan.cuda_entry is not None:
+            plan.cuda_entry(args, out)
         elif plan.elements:
             self._copied += plan.copies
             if plan.device.type == "cuda":
                 kernel = self.cuda64 if plan.wide else self.cuda
                 prepared = launch.cuda_launch(kernel, self.signature, plan, args, out)
                 launch_cuda.run(prepared, plan.device)
+                plan.cuda_entry = launch_cuda.entry_for(self.signature, plan, prepared)
             else:
                 prepared = launch.cpu_launch(self.cpu, self.signature, plan, args, out)
                 self.cpu.run(prepared.arguments, plan.elements)
