@@ -342,7 +342,7 @@ class Chain:
             at = dict(wide)
             for name in moving:
                 end = ends[free.index(name)] if name in free else ends[0]
-                at[name] = _end(self.eager[name], intervals[name], end)
+                at[name] = self._end(node, name, intervals[name], end)
             images.append(self._evaluate(node, value, at))
         # abs, squares and the like turn round at zero, which lies between the ends.
         across = {
@@ -353,6 +353,15 @@ class Chain:
         if across:
             images.append(self._evaluate(node, value, {**wide, **across}))
         return images
+
+    def _end(self, node: OpNode, name: str, interval: Interval | None, end: int) -> torch.Tensor:
+        """One end of an operand's interval; a divisor of 0 is left to eager, which raises there."""
+        eager, info = self.eager[name], lookup(node.op)
+        found = _end(eager, interval, end)
+        if info is None or not info.zero_raises or eager.dtype.is_floating_point:
+            return found
+        divides = ValueRef(value=name) in node.args[1:2]
+        return torch.where(found == 0, eager, found) if divides else found
 
     def _evaluate(
         self, node: OpNode, value: str, values: Mapping[str, torch.Tensor]

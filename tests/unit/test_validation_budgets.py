@@ -107,6 +107,27 @@ def test_cancellation_widens_the_room_in_ulp_but_not_in_size() -> None:
     assert 2e-7 < float((way.high - way.low)[0]) < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("divide", "results"),
+    [
+        (torch.remainder, ((0,), (0, 1))),
+        (torch.floor_divide, ((7,), (6, 13))),
+    ],
+)
+def test_a_divisor_cast_from_next_to_1_is_not_taken_for_0(
+    divide: Callable[..., Any], results: tuple[tuple[int, ...], ...]
+) -> None:
+    # exp(-1e-9) rounds to 1, which a float further down would be cast to 0: eager raises there.
+    # exp of the second is next to 2, and may be cast to 1 as well.
+    x, n = torch.tensor([-1e-9, 0.6931472]), torch.tensor([7, 13])
+    allowed = _budget(lambda x, n: divide(n, torch.exp(x).to(torch.int64)), x, n)
+    for place, possible in enumerate(results):
+        for value in range(20):
+            result = allowed.eager.clone()
+            result[place] = value
+            assert (compare(result, allowed).mismatches == 0) == (value in possible), value
+
+
 @pytest.mark.parametrize("wave", [torch.sin, torch.cos, torch.tan])
 def test_a_large_angle_known_to_a_few_ulp_may_be_any_phase(wave: Callable[..., Any]) -> None:
     x = torch.tensor([0.5, 22.0, 23.0])
