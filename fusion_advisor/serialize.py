@@ -117,6 +117,10 @@ def _parse(text: str) -> dict[str, JsonValue]:
     return document
 
 
+# In the ids that kernels over several places give to ops and values; recorded ones have none.
+_TELLS_REPEATS = frozenset("@#")
+
+
 def _check_references(report: Report) -> None:
     """Refuse a report whose parts name ops or values that it does not hold."""
     graph = report.capture.graph
@@ -128,6 +132,12 @@ def _check_references(report: Report) -> None:
         if unknown is not None:
             raise ReportError(f"This report is damaged: {what} names {unknown!r}, not in it.")
 
+    for name in (*nodes, *values):
+        if _TELLS_REPEATS.intersection(name):
+            raise ReportError(
+                f"This report is damaged: the id {name!r} has an @ or #, which tell repeated ids "
+                "apart."
+            )
     for node in graph.nodes:
         known((*node.inputs, *node.outputs, *node.mutates), values, f"op {node.id}")
     known((*graph.inputs, *graph.outputs), values, "the graph")

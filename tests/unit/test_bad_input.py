@@ -832,6 +832,8 @@ def _damaged(text: str) -> dict[str, str]:
         "newer": json.dumps({**data, "schema_version": 999}),
         "a field of another type": text.replace('"nodes"', '"knots"', 1),
         "deep": "[" * 100_000,
+        "an id that is a half's": text.replace('"v0"', '"v0#x"'),
+        "an id that is a repeat's": text.replace('"mul_0"', '"mul_0@1"'),
         "a huge number": '{"schema_version": ' + "9" * 5000 + "}",
     }
 
