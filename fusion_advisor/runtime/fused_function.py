@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import numba
 import torch
 from torch.autograd import forward_ad
 from torch.nn import Parameter
@@ -354,7 +353,7 @@ class FusedFunction:
             if parallel is None:
                 self.cpu.run(prepared.arguments, prepared.elements)
             elif parallel:
-                with threads.limited_to(numba.get_num_threads()):
+                with threads.limited_to(None):
                     self.cpu.parallel(*prepared.arguments)
             else:
                 self.cpu.serial(*prepared.arguments)

@@ -262,8 +262,8 @@ def _observe(
     (Loading it takes 2 s, longer than almost any chain.)  Only for contiguous arguments: for others
     some of torch's meta functions (logaddexp, softplus_backward) give other strides than its
     kernels.  Ops from outside may have no such function: then on the arguments themselves.
-    Integers are divided on tensors of ones first: eager raises for a divisor of 0, and dies where
-    the smallest integer is divided by -1.  Autocast is off: it changes nothing here.
+    Integers are tried as ones first: eager raises for a divisor of 0, and dies where the smallest
+    integer is divided by -1.  Autocast is off: it changes nothing here.
     """
     eager = signature.eager
     # torch's meta functions import it when first called
@@ -272,13 +272,19 @@ def _observe(
             return _results_of(eager, [_on_meta(arg) for arg in args], args, with_gradient)
         except (RuntimeError, NotImplementedError):
             pass
-    if signature.checks_divisors:
+    if signature.checks_divisors or any(map(_is_integer, args)):
         try:
             return _results_of(eager, [_ones(arg) for arg in args], args, with_gradient)
         except RuntimeError:  # a divisor that is computed, and 0 for ones
             pass
     own = [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args]
     return _results_of(eager, own, args, with_gradient)
+
+
+def _is_integer(arg: Any) -> bool:
+    return isinstance(arg, torch.Tensor) and not (
+        arg.dtype.is_floating_point or arg.dtype.is_complex or arg.dtype == torch.bool
+    )
 
 
 def _on_meta(arg: Any) -> Any:

@@ -78,11 +78,14 @@ def worker_count() -> int:
 
 
 @contextmanager
-def limited_to(count: int) -> Iterator[None]:
-    """Run parallel kernels of this thread on ``count`` threads; the previous mask comes back."""
-    previous = numba.get_num_threads()
-    with torchs_number_kept():
-        numba.set_num_threads(count)
+def limited_to(count: int | None) -> Iterator[None]:
+    """Run parallel kernels of this thread on ``count`` threads; the previous mask comes back.
+
+    None: on as many as Numba would.
+    """
+    with torchs_number_kept():  # to ask Numba for its number starts its team as well
+        previous = numba.get_num_threads()
+        numba.set_num_threads(previous if count is None else count)
         try:
             yield
         finally:

@@ -125,7 +125,9 @@ def test_a_layer_the_person_chose_and_started_is_judged_not_changed() -> None:
 def test_torchs_number_of_threads_is_what_it_was_after_a_parallel_kernel() -> None:
     code = """
         torch.set_num_threads(2)
-        check(torch.randn(200_000))
+        fused.run_cpu((large,), parallel=True)  # starts Numba's team
+        assert torch.get_num_threads() == 2, torch.get_num_threads()
+        check(large)
         assert threads.threading_layer() == "" or threads.worker_count() == 2
         assert torch.get_num_threads() == 2, torch.get_num_threads()
     """
