@@ -15,7 +15,15 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from fusion_advisor.errors import UsageError
-from fusion_advisor.runtime import autograd, guards, index_width, launch, launch_cuda, threads
+from fusion_advisor.runtime import (
+    autograd,
+    given_outputs,
+    guards,
+    index_width,
+    launch,
+    launch_cuda,
+    threads,
+)
 from fusion_advisor.runtime.cpu_kernels import SERIAL_BELOW
 from fusion_advisor.runtime.launch import Launch
 from fusion_advisor.runtime.layouts import Groups
@@ -156,6 +164,51 @@ class FusedFunction:
         self._fused += 1
         return results[0] if self._single else results
 
+    def into(self, out: torch.Tensor | tuple[torch.Tensor, ...], *args: Any) -> Any:
+        """The chain's results in ``out``, which is returned: no memory is allocated for them.
+
+        Each tensor of ``out`` has its result's shape, strides, dtype and device; it may be an
+        operand of that shape and strides, which is then overwritten.  Where a guard does not hold
+        the eager chain runs and its results are copied, counted as for a call.  Like torch's own
+        ``out=`` it has no gradients.
+
+        Raises:
+            UsageError: a tensor of ``out`` does not fit, shares memory with what is read at other
+                elements, or gradients are asked for.
+        """
+        given = out if isinstance(out, tuple) else (out,)
+        if torch.is_grad_enabled() and any(
+            getattr(one, "requires_grad", False) for one in (*given, *args[: self._tensor_count])
+        ):
+            raise UsageError(f"{self.name}.into has no gradients: call it under torch.no_grad()")
+        problem = self._forced or ("torch.compile traces it" if is_compiling() else "")
+        plan = None if problem else self._recent_plan(args)
+        if plan is None:
+            problem = problem or guards.context_problem()
+            if not problem:
+                try:
+                    plan = self._plan(args)
+                    problem = plan.problem
+                except (RuntimeError, TypeError, AttributeError) as error:
+                    problem = f"not a plain tensor ({type(error).__name__})"
+        if self._written and not problem:
+            problem = "it writes an operand in place"
+        if plan is not None and not problem:
+            if plan.given is None:
+                plan.given = given_outputs.GivenOutputs(self.signature, plan, args, given)
+            plan.given.check(args, given)
+            try:
+                self._launch(plan, args, given)
+                torch.autograd.graph.increment_version(given)
+                self._fused += 1
+                return out
+            except launch_cuda.CannotLaunchError as error:
+                problem = self._forced = str(error)
+            except launch.ZeroDivisorError:
+                problem = ZERO_DIVISOR
+        given_outputs.fill(given, self._run_eager(problem, args))
+        return out
+
     def _recent_plan(self, args: tuple[Any, ...]) -> Plan | None:
         """The plan of one of the last kinds of call, if this is such a call: the fast path.
 
@@ -228,8 +281,11 @@ class FusedFunction:
             others = (entry for entry in self._recent if entry[0] is not plan)
             self._recent = ((plan, plan.matches), *others)[:_RECENT]
 
-    def _launch(self, plan: Plan, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        out = launch.allocate(plan)
+    def _launch(
+        self, plan: Plan, args: tuple[Any, ...], out: tuple[torch.Tensor, ...] | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        if out is None:
+            out = launch.allocate(plan)
         if plan.entry is not None:
             count = self._tensor_count
             met_zero_divisor = plan.entry(

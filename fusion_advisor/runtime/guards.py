@@ -127,16 +127,16 @@ def _shared(tensors: tuple[Any, ...], place: int, parameters: tuple[tuple[str, s
         not step and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
     ):
         return "is expanded"
-    start, end = _stretch(tensor)
+    start, end = stretch(tensor)
     for other, second in enumerate(tensors):
         if other != place:
-            first, last = _stretch(second)
+            first, last = stretch(second)
             if start < last and first < end:
                 return f"shares memory with {parameters[other][0]}"
     return ""
 
 
-def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
+def stretch(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses of a tensor's first byte and behind its last; equal where there is none."""
     start = tensor.data_ptr()
     if tensor.is_contiguous():

@@ -101,6 +101,7 @@ class Plan:
     wide: bool = False  # a CUDA kernel reaches offsets beyond 32 bits
     entry: Callable[..., bool | None] | None = None  # the CPU kernel by addresses, for small calls
     cuda_entry: Callable[..., None] | None = None  # the CUDA kernel by addresses, once it is loaded
+    given: Any = None  # a GivenOutputs, once results were written into given tensors
     # The fast path: whether tensors are of this kind, and what that test does not cover.
     matches: Callable[..., bool] | None = None
     grad_enabled: bool = False

@@ -413,6 +413,58 @@ def test_both_twins_write_every_element(bias: dict[str, Any]) -> None:
         assert torch.equal(out[0], expected)
 
 
+# -- into given tensors --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [3, 4000])  # by addresses, and by arrays on all threads
+def test_results_are_written_into_given_tensors(bias: dict[str, Any], rows: int) -> None:
+    function, args = bias["fused"], bias_args(rows, 5, 8)
+    expected = bias["eager_bias"](*args)
+    out = torch.full_like(expected, torch.nan)
+    version = out._version
+    for _ in range(2):
+        assert function.into(out, *args) is out
+        assert torch.equal(out, expected)
+    assert out._version == version + 2
+    assert function.stats.fused == 2 and not function.stats.fallbacks
+
+
+def test_an_operand_may_be_overwritten_but_not_read_elsewhere(bias: dict[str, Any]) -> None:
+    function, args = bias["fused"], bias_args(3, 5, 8)
+    expected = bias["eager_bias"](*args)
+    assert torch.equal(function.into(args[0], *args), expected)
+    memory = torch.randn(128)
+    args = bias_args(3, 5, 8)
+    args[0] = memory[:120].view(3, 5, 8)
+    before = memory.clone()
+    with pytest.raises(UsageError, match="shares memory with x, which is read at other elements"):
+        function.into(memory[8:].view(3, 5, 8), *args)
+    assert torch.equal(memory, before)
+
+
+def test_given_tensors_that_do_not_fit_stay_as_they_were(bias: dict[str, Any]) -> None:
+    args = bias_args(2, 5, 7)
+    for wrong in (torch.zeros(2, 5, 8), torch.zeros(2, 5, 7).double(), torch.zeros(2, 7, 5).mT):
+        with pytest.raises(UsageError, match=r"out\[0\] must be"):
+            bias["fused"].into(wrong, *args)
+        assert not wrong.any()
+    args[0].requires_grad_()
+    with pytest.raises(UsageError, match="no gradients"):
+        bias["fused"].into(torch.zeros(2, 5, 7), *args)
+    with torch.no_grad():
+        bias["fused"].into(torch.zeros(2, 5, 7), *args)
+
+
+def test_where_eager_runs_its_results_are_copied(bias: dict[str, Any]) -> None:
+    args = [one.double() for one in bias_args(2, 5, 7)]
+    out = torch.zeros(2, 5, 7, dtype=torch.float64)
+    with pytest.warns(FusionFallbackWarning, match="dtype is float64"):
+        bias["fused"].into(out, *args)
+    assert torch.equal(out, bias["eager_bias"](*args))
+    with pytest.raises(UsageError, match=r"out\[0\] must be"):
+        bias["fused"].into(out.float(), *args)
+
+
 def test_forced_eager_is_not_counted(gelu: dict[str, Any]) -> None:
     x = torch.randn(2, 3, 4)
     with gelu["fused"].forced_eager():

@@ -1,0 +1,94 @@
+"""Whether a kernel may write its results into tensors that the caller gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fusion_advisor.errors import UsageError
+from fusion_advisor.runtime.guards import exact_match, stretch
+from fusion_advisor.runtime.launch import check_outputs
+from fusion_advisor.runtime.plan import Plan, Signature
+
+
+class GivenOutputs:
+    """The test of one kind of call: memory reaches as far in every call, from other addresses."""
+
+    def __init__(
+        self, signature: Signature, plan: Plan, args: tuple[Any, ...], out: tuple[torch.Tensor, ...]
+    ) -> None:
+        check_outputs(plan, out)
+        self._signature, self._plan = signature, plan
+        self._matches = exact_match(out)
+        self._read = tuple(map(_extent, args[: len(signature.parameters)]))
+        self._written = tuple(map(_extent, out))
+
+    def check(self, args: tuple[Any, ...], out: tuple[torch.Tensor, ...]) -> None:
+        """Refuse tensors that are not what the plan makes, or whose memory is read elsewhere.
+
+        An operand itself may be given: a kernel reads an element before it writes that place.
+
+        Raises:
+            UsageError: naming the tensor and what is wrong with it.
+        """
+        if self._matches is None or len(out) != len(self._written) or not self._matches(*out):
+            check_outputs(self._plan, out)
+        places: list[tuple[int, int]] = []
+        for index, (tensor, bytes_) in enumerate(zip(out, self._written, strict=True)):
+            start = tensor.data_ptr()
+            end = start + bytes_
+            for first, last in places:
+                if first < end and start < last:
+                    raise UsageError(f"out[{index}] shares memory with another of out=")
+            places.append((start, end))
+        for parameter, (tensor, bytes_) in enumerate(zip(args, self._read, strict=False)):
+            first = tensor.data_ptr()
+            last = first + bytes_
+            for index, (start, end) in enumerate(places):
+                if first < end and start < last:
+                    self._refuse_other_elements(parameter, tensor, index, out[index])
+
+    def _refuse_other_elements(
+        self, parameter: int, operand: torch.Tensor, index: int, out: torch.Tensor
+    ) -> None:
+        if not _is_the_operand(self._signature, out, operand):
+            name = self._signature.parameters[parameter][0]
+            raise UsageError(
+                f"out[{index}] shares memory with {name}, which is read at other elements: "
+                "give a tensor of its own"
+            )
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to behind its last."""
+    start, end = stretch(tensor)
+    return end - start
+
+
+def _is_the_operand(signature: Signature, out: torch.Tensor, operand: torch.Tensor) -> bool:
+    return (
+        not signature.viewed
+        and out.data_ptr() == operand.data_ptr()
+        and out.shape == operand.shape
+        and out.stride() == operand.stride()
+        and out.element_size() == operand.element_size()
+    )
+
+
+def fill(out: tuple[torch.Tensor, ...], results: Any) -> None:
+    """Copy eager's results into the tensors given.
+
+    Raises:
+        UsageError: a tensor is not of its result's shape and dtype.
+    """
+    made = results if isinstance(results, tuple) else (results,)
+    if len(made) != len(out):
+        raise UsageError(f"out= holds {len(out)} tensors; this function has {len(made)}")
+    for index, (target, result) in enumerate(zip(out, made, strict=True)):
+        if target.shape != result.shape or target.dtype != result.dtype:
+            raise UsageError(
+                f"out[{index}] must be a {result.dtype} tensor of shape {tuple(result.shape)}"
+            )
+    for target, result in zip(out, made, strict=True):
+        target.copy_(result)
