@@ -34,6 +34,7 @@ PTX_FMA = re.compile(r"^\s*(?:@!?%p\d+ )?fma\.", re.M)
 # HFMA2 of nothing but zeros and immediates is how it loads a constant.
 SASS_FMA = re.compile(r"\b(?:FFMA2?|DFMA)\b(?![^;\n]*,\s*-RZ\s*;)|\bHFMA2\b(?![^;\n]*-RZ, RZ)")
 _PRODUCT = re.compile(r"\bfmul\b|fma")  # in LLVM IR
+_SASS_SECTION = re.compile(r"^\s*\.section\s+\.text\.([\w$]+)", re.M)
 MACHINE_FMA = re.compile(
     r"\b(?:vfn?m(?:add|sub)(?:add|sub)?\d{3}[ps][sdh]"  # x86
     r"|fn?m(?:add|sub)|fml[as])\b"  # ARM
@@ -248,41 +249,55 @@ def _cuda_problem(kernel: KernelSource) -> str:
 
 
 class Disassembly:
-    """Counts fused multiply-adds in machine code, in the background (half a second each).
+    """Counts fused multiply-adds in machine code, in the background (half a second).
 
     Compares a kernel with its uncontracted twin: what the assembler contracted
-    on its own is the difference.  ``close`` ends what still runs.
+    on its own is the difference.  Two thirds of all kernels are the same to the byte as their
+    twins; then nothing is counted.  ``close`` ends what still runs.
     """
 
     def __init__(self, compiled: CompiledKernel, seen: CudaContractions, tool: Path) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._running: subprocess.Popen[str] | None = None
+        texts, architecture = (compiled.ptx, seen.uncontracted), compiled.architecture
+        own, uncontracted = (resources.link(ptx, architecture)[0] for ptx in texts)
+        if own == uncontracted:
+            return
+        # Starting the disassembler takes nearly all of its time: both are told to it at once.
+        renamed = [ptx.replace(compiled.name, f"kernel_{n}") for n, ptx in enumerate(texts)]
         self._folder = tempfile.TemporaryDirectory(prefix="fusion_advisor_")
-        self._running: list[subprocess.Popen[str]] = []
-        for number, ptx in enumerate((compiled.ptx, seen.uncontracted)):
-            path = Path(self._folder.name) / f"{number}.cubin"
-            path.write_bytes(resources.link(ptx, compiled.architecture)[0])
-            self._running.append(
-                subprocess.Popen(
-                    [str(tool), "-c", str(path)],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
+        path = Path(self._folder.name) / "kernels.cubin"
+        path.write_bytes(resources.link_all(renamed, architecture)[0])
+        self._running = subprocess.Popen(
+            [str(tool), "-c", str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     @functools.cached_property
-    def counts(self) -> tuple[int, int]:
-        """Fused multiply-adds of the kernel, and of its twin; waits for the disassemblers."""
-        counts = []
-        for process in self._running:
-            output, errors = process.communicate(timeout=_DISASSEMBLY_TIMEOUT_S)
-            if process.returncode != 0:
-                raise ValidationError(f"nvdisasm failed: {errors[:300]}")
-            counts.append(len(SASS_FMA.findall(output)))
-        return counts[0], counts[1]
+    def counts(self) -> tuple[int, int] | None:
+        """Fused multiply-adds of the kernel, and of its twin; None where these are the same.
+
+        Waits for the disassembler.
+        """
+        if self._running is None:
+            return None
+        output, errors = self._running.communicate(timeout=_DISASSEMBLY_TIMEOUT_S)
+        if self._running.returncode != 0:
+            raise ValidationError(f"nvdisasm failed: {errors[:300]}")
+        parts = _SASS_SECTION.split(output)
+        found = {
+            name: len(SASS_FMA.findall(code))
+            for name, code in zip(parts[1::2], parts[2::2], strict=True)
+        }
+        if not {"kernel_0", "kernel_1"} <= set(found):  # beside the assembler's own functions
+            raise ValidationError(f"nvdisasm tells of {sorted(found)} instead of two kernels")
+        return found["kernel_0"], found["kernel_1"]
 
     def problem(self) -> str:
         """What the assembler contracted, or ""."""
-        own = self.counts[0] - self.counts[1]
+        own = self.counts[0] - self.counts[1] if self.counts else 0
         if own > 0:
             return (
                 f"the assembler made {own} fused multiply-adds that the PTX does not have: "
@@ -294,13 +309,17 @@ class Disassembly:
         """What was counted.  Raises ``ValidationError`` where the assembler contracted."""
         if self.problem():
             raise ValidationError(self.problem())
+        if self.counts is None:
+            return "the same instructions with contraction forbidden"
         return f"{self.counts[0]} FMA instructions, {self.counts[1]} with contraction forbidden"
 
     def close(self) -> None:
-        """End the disassemblers and remove their files."""
-        for process in self._running:
+        """End the disassembler and remove its files."""
+        process = self._running
+        if process is not None:
             if process.poll() is None:
                 process.kill()
             if process.stdout is not None and not process.stdout.closed:
                 process.communicate()
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
