@@ -123,7 +123,7 @@ def seen_regions(
     names = [operand.value for operand in candidate.inputs]
     given = {name: tensor.detach() for name, tensor in zip(names, tensors, strict=True)}
     nodes = aten.needed_nodes(graph, candidate)
-    values = aten.run(nodes, given)
+    values = _shaped(nodes, given)
     makers = {value: node for node in nodes for value in node.outputs}
     found = []
     for region in candidate.regions:
@@ -134,6 +134,27 @@ def seen_regions(
         operands = tuple(_seen(access, given, values, makers, shape) for access in region.accesses)
         found.append(SeenRegion(shape, operands))
     return tuple(found)
+
+
+def _shaped(
+    nodes: Sequence[OpNode], given: Mapping[str, torch.Tensor]
+) -> Mapping[str, torch.Tensor]:
+    """Values of the shapes that the nodes make; of ones where eager raises for a zero divisor."""
+    try:
+        return aten.run(nodes, given)
+    except RuntimeError as error:
+        if not is_zero_division(error):
+            raise
+    ones = {
+        name: tensor if tensor.dtype.is_floating_point else torch.ones_like(tensor)
+        for name, tensor in given.items()
+    }
+    return aten.run(nodes, ones)
+
+
+def is_zero_division(error: Exception) -> bool:
+    """Whether eager raised this for an integer divided by 0."""
+    return type(error) is RuntimeError and "ZeroDivisionError" in str(error)
 
 
 def _seen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,11 +17,13 @@ from fusion_advisor.analysis import find_candidates
 from fusion_advisor.analysis.chains import index_graph
 from fusion_advisor.analysis.partition import Partition, make_candidate
 from fusion_advisor.codegen import generate, lower
+from fusion_advisor.errors import ValidationError
 from fusion_advisor.runtime import FusionFallbackWarning
-from fusion_advisor.validation import arrays
+from fusion_advisor.validation import arrays, in_process
 from fusion_advisor.validation.cuda_compiler import compile_cuda
 from fusion_advisor.validation.execution import ExecutionRequest
 from fusion_advisor.validation.native_module import translate
+from fusion_advisor.validation.session import RaisingCase, Session
 
 pytestmark = pytest.mark.essential
 
@@ -198,6 +201,26 @@ def test_a_view_that_might_hide_a_zero_divisor_is_not_read_through():
     assert not find_candidates(recorded(part, x, y).graph)
     assert len(find_candidates(recorded(whole, x, y).graph)) == 1
     assert len(find_candidates(recorded(lambda x: (x // 3)[1:] + 1, x).graph)) == 1
+
+
+def test_a_zero_divisor_behind_a_view_is_among_the_validators_cases():
+    def call(x, y):
+        return (x // y).t() + 1
+
+    x = torch.arange(12).reshape(3, 4)
+    recording = recorded(call, x, torch.ones_like(x))
+    (candidate,) = find_candidates(recording.graph)
+    assert candidate.regions
+    kernel = generate(lower(recording.graph, candidate, name="fused"), recording.graph)
+    session = Session(kernel, recording.graph, candidate, call, call, None)
+    session.prepare()
+    assert session.raising
+    assert all((one.case.tensors[1] == 0).any() for one in session.raising)
+    tried = [replace(session, prepared=session.prepared[:1], raising=session.raising[:1])]
+    tried += [replace(tried[0], raising=[RaisingCase(session.raising[0].case, KeyError("1"))])]
+    assert in_process.check_calls(tried[0]).cases == 2
+    with pytest.raises(ValidationError, match="eager KeyError"):
+        in_process.check_calls(tried[1])
 
 
 def test_an_empty_result_of_what_is_not_empty_is_left_to_eager():
