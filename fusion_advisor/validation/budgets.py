@@ -17,7 +17,6 @@ apart, and the chain is carried on once per side: a result must fit one of them.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,29 +26,25 @@ from fusion_advisor.ops import functional_name, is_added, lookup
 from fusion_advisor.ops.regions import halved_dimension, takes_halves
 from fusion_advisor.records import FusionCandidate, OpGraph, OpNode, ValueRef
 from fusion_advisor.validation import aten
-from fusion_advisor.validation.bits import same_bits
 from fusion_advisor.validation.eager_loops import other_results
+from fusion_advisor.validation.intervals import (
+    HALF_STEP_ULP,
+    Interval,
+    across_zero,
+    either_of,
+    end_of,
+    hull,
+    operand_width,
+    spanned,
+    turns_of,
+    ulp,
+    widen,
+    widened,
+    with_peaks,
+)
 
 MAX_PERTURBED_OPERANDS = 3  # 8 corners; further operands move together with the first
 MAX_AMBIGUOUS_OPS = 3  # 8 ways through the chain; further jumps take the same side as the last
-
-_MANTISSA_BITS = {
-    torch.float16: (10, -14), torch.bfloat16: (7, -126), torch.float32: (23, -126),
-    torch.float64: (52, -1022),
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Where a value may lie: float64 ends of the value's shape, meaningful where ``loose``.
-
-    ``maybe_nan`` marks elements that may be NaN as well.
-    """
-
-    low: torch.Tensor
-    high: torch.Tensor
-    loose: torch.Tensor
-    maybe_nan: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -66,16 +61,6 @@ class OutputBudget:
     ways: tuple[Interval, ...] = ()
     ambiguous: torch.Tensor | None = None
     unspecified: torch.Tensor | None = None
-
-
-def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The spacing of ``dtype`` at ``value`` (float64 in and out)."""
-    bits, smallest = _MANTISSA_BITS[dtype]
-    finite = torch.nan_to_num(value.abs(), nan=0.0, posinf=torch.finfo(dtype).max)
-    _, exponent = torch.frexp(finite.clamp(max=torch.finfo(dtype).max))
-    # frexp gives 0 an exponent of 0, as if it were a half.
-    exponent = torch.where(finite == 0, smallest, exponent - 1).clamp(min=smallest)
-    return torch.ldexp(torch.ones_like(finite), exponent - bits)
 
 
 def budget(
@@ -229,13 +214,13 @@ class Chain:
         if not moving and own == 0.0:
             return other, None
         corners = self._corners(node, value, intervals, moving)
-        low, high, maybe_nan = _hull(corners, moved)
+        low, high, maybe_nan = hull(corners, moved)
         if own and not moving:
             low, high, maybe_nan = self._settled_nan(node, value, low, high, maybe_nan)
         turns = None
         if moving:
-            low, high = _with_peaks(node, self.eager, intervals, low, high)
-            turns = _turns(node, self.eager, intervals, eager.shape)
+            low, high = with_peaks(node, self.eager, intervals, low, high)
+            turns = turns_of(node, self.eager, intervals, eager.shape)
         if turns is not None:
             low = torch.where(turns.whole, turns.low, low)
             high = torch.where(turns.whole, turns.high, high)
@@ -252,7 +237,7 @@ class Chain:
             # Not wider than rounding: the sides of a jump are far apart.
             apart = high - low > 16 * ulp(torch.maximum(low.abs(), high.abs()), torch.float32)
             # Nor as narrow as the operands' own: a small remainder is known less well, no jump.
-            smooth = _operand_width(eager, intervals, moving) if turns is None else turns.width
+            smooth = operand_width(eager, intervals, moving) if turns is None else turns.width
             apart &= high - low > 4 * smooth
             jumped = (apart | (torch.isnan(low) != torch.isnan(high))) & loose
             if turns is not None:
@@ -277,9 +262,9 @@ class Chain:
         if jumped is not None and side is not None:
             fixed = jumped if moved is None else moved | jumped
         steps = _half_steps(node, eager)
-        low, high = _widen(eager, low, high, own, scale, corners[0], fixed, steps)
+        low, high = widen(eager, low, high, own, scale, corners[0], fixed, steps)
         interval = Interval(low=low, high=high, loose=loose, maybe_nan=maybe_nan & loose)
-        return (interval if other is None else _either(interval, other)), jumped
+        return (interval if other is None else either_of(interval, other)), jumped
 
     def _settled_nan(
         self,
@@ -310,7 +295,7 @@ class Chain:
             others = other_results(node, self.eager, value, eager)
             if _selects(node) and self._budgets[node.id]:
                 others.append(torch.where(eager == 0, -eager, eager))
-            self._loops[key] = _spanned(eager, others)
+            self._loops[key] = spanned(eager, others)
         return self._loops[key]
 
     def _scale(self, node: OpNode, value: str) -> torch.Tensor:
@@ -333,7 +318,7 @@ class Chain:
         moving: Sequence[str],
     ) -> list[torch.Tensor]:
         """The op in float64 at eager's operands, then at every corner of their intervals."""
-        wide = {name: _widened(self.eager[name]) for name in node.inputs}
+        wide = {name: widened(self.eager[name]) for name in node.inputs}
         images = [self._evaluate(node, value, wide)]
         free = moving[:MAX_PERTURBED_OPERANDS]
         for ends in itertools.product((0, 1), repeat=len(free)):
@@ -348,7 +333,7 @@ class Chain:
         across = {
             name: middle
             for name in moving
-            if (middle := _across_zero(self.eager[name], intervals[name])) is not None
+            if (middle := across_zero(self.eager[name], intervals[name])) is not None
         }
         if across:
             images.append(self._evaluate(node, value, {**wide, **across}))
@@ -357,7 +342,7 @@ class Chain:
     def _end(self, node: OpNode, name: str, interval: Interval | None, end: int) -> torch.Tensor:
         """One end of an operand's interval; a divisor of 0 is left to eager, which raises there."""
         eager, info = self.eager[name], lookup(node.op)
-        found = _end(eager, interval, end)
+        found = end_of(eager, interval, end)
         if info is None or not info.zero_raises or eager.dtype.is_floating_point:
             return found
         divides = ValueRef(value=name) in node.args[1:2]
@@ -393,39 +378,6 @@ class Chain:
         return reached
 
 
-def _spanned(eager: torch.Tensor, others: Sequence[torch.Tensor]) -> Interval | None:
-    """Where others differ from eager's result, all that lies between; None where nowhere."""
-    differs = torch.zeros_like(eager, dtype=torch.bool)
-    for other in others:
-        differs |= ~same_bits(eager, other)
-    if not bool(differs.any()):
-        return None
-    low = high = eager.to(torch.float64)
-    some_nan = torch.isnan(low)
-    for other in others:
-        wide = other.to(torch.float64)
-        low, high = torch.fmin(low, wide), torch.fmax(high, wide)
-        some_nan = some_nan | torch.isnan(wide)
-    # As ends of an interval the zeros are told apart: what comes after them may do so.
-    low, high = torch.where(low == 0, -0.0, low), torch.where(high == 0, 0.0, high)
-    return Interval(low=low, high=high, loose=differs, maybe_nan=some_nan & differs)
-
-
-def _either(one: Interval, two: Interval) -> Interval:
-    """What either interval allows."""
-    both = one.loose & two.loose
-    low = torch.where(two.loose, two.low, one.low)
-    high = torch.where(two.loose, two.high, one.high)
-    low = torch.where(both, torch.fmin(one.low, two.low), low)
-    high = torch.where(both, torch.fmax(one.high, two.high), high)
-    return Interval(
-        low=low,
-        high=high,
-        loose=one.loose | two.loose,
-        maybe_nan=one.maybe_nan | two.maybe_nan,
-    )
-
-
 def _as_computed(node: OpNode, eager: Mapping[str, torch.Tensor]) -> OpNode:
     """The node with its numbers rounded as on its float operands."""
     dtypes = [eager[name].dtype for name in node.inputs if eager[name].dtype.is_floating_point]
@@ -450,19 +402,6 @@ def _out_of_range(
             inside = (value >= bounds.min) & (value < float(bounds.max) + 1)
             mask = ~inside if mask is None else mask | ~inside
     return mask if mask is not None and bool(mask.any()) else None
-
-
-def _operand_width(
-    eager: torch.Tensor, intervals: Mapping[str, Interval | None], moving: Sequence[str]
-) -> torch.Tensor:
-    """How far apart the ends of a result's operands lie, summed; 0 where that is not finite."""
-    total = torch.zeros(eager.shape, dtype=torch.float64, device=eager.device)
-    for name in moving:
-        source = intervals[name]
-        if source is not None:
-            width = torch.where(source.loose, source.high - source.low, 0.0)
-            total += torch.nan_to_num(width, nan=0.0, posinf=0.0).broadcast_to(eager.shape)
-    return total
 
 
 def _jumps(node: OpNode, eager: torch.Tensor) -> bool:
@@ -493,175 +432,6 @@ _STEPS = frozenset(
 def _steps(node: OpNode) -> bool:
     """Whether all that a side of a jump holds is one number."""
     return functional_name(node.op).split(".")[1] in _STEPS
-
-
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.float64) if tensor.dtype.is_floating_point else tensor
-
-
-def _end(eager: torch.Tensor, interval: Interval | None, end: int) -> torch.Tensor:
-    """One end of an operand's interval, in float64 (or its own dtype for integers)."""
-    if interval is None:
-        return _widened(eager)
-    bound = interval.high if end else interval.low
-    if not eager.dtype.is_floating_point:
-        return torch.where(interval.loose, bound.to(eager.dtype), eager)
-    return torch.where(interval.loose, bound, eager.to(torch.float64))
-
-
-def _across_zero(eager: torch.Tensor, interval: Interval | None) -> torch.Tensor | None:
-    """An operand that is zero wherever its interval holds zero; None where none does."""
-    if interval is None or not eager.dtype.is_floating_point:
-        return None
-    inside = interval.loose & (interval.low < 0) & (interval.high > 0)
-    if not bool(inside.any()):
-        return None
-    return torch.where(inside, 0.0, eager.to(torch.float64))
-
-
-# Where functions that swing have a maximum and a minimum, repeated every 2 pi.
-_PEAKS = {"aten.sin.default": (math.pi / 2, -math.pi / 2), "aten.cos.default": (0.0, math.pi)}
-
-
-def _with_peaks(
-    node: OpNode,
-    eager: Mapping[str, torch.Tensor],
-    intervals: Mapping[str, Interval | None],
-    low: torch.Tensor,
-    high: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ends of an image, with the peaks (or poles) that lie between an operand's ends.
-
-    A large argument known to a few ULP spans whole periods: its ends say nothing of its image.
-    """
-    name = functional_name(node.op)
-    source = intervals.get(node.inputs[0]) if name in (*_PEAKS, "aten.tan.default") else None
-    if source is None:
-        return low, high
-
-    def meets(place: float, period: float) -> torch.Tensor:
-        first = torch.floor((source.low - place) / period)
-        last = torch.floor((source.high - place) / period)
-        return source.loose & torch.isfinite(last - first) & (last > first)
-
-    if name not in _PEAKS:
-        pole = meets(math.pi / 2, math.pi)
-        return torch.where(pole, -torch.inf, low), torch.where(pole, torch.inf, high)
-    top, bottom = (meets(place, 2 * math.pi) for place in _PEAKS[name])
-    return torch.where(bottom, -1.0, low), torch.where(top, 1.0, high)
-
-
-_REMAINDERS = ("aten.remainder", "aten.fmod", "aten.frac")  # frac: fmod by 1
-
-
-@dataclass(frozen=True)
-class _Turns:
-    """How a remainder moves with its operands: ``width`` smoothly, but for jumps by the divisor.
-
-    ``whole`` marks where that is so much that it may be any rest there is, ``low`` to ``high``.
-    """
-
-    width: torch.Tensor
-    whole: torch.Tensor
-    low: torch.Tensor
-    high: torch.Tensor
-
-
-def _turns(
-    node: OpNode,
-    eager: Mapping[str, torch.Tensor],
-    intervals: Mapping[str, Interval | None],
-    shape: torch.Size,
-) -> _Turns | None:
-    """What is known of a remainder of inexact operands; None for other ops."""
-    name = functional_name(node.op).rpartition(".")[0]
-    if name not in _REMAINDERS:
-        return None
-    ends: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for argument in (node.args[0], 1.0) if name == "aten.frac" else node.args[:2]:
-        if isinstance(argument, ValueRef):
-            exact, source = eager[argument.value], intervals.get(argument.value)
-            ends.append((_end(exact, source, 0).double(), _end(exact, source, 1).double()))
-        else:
-            number = torch.tensor(float(argument), dtype=torch.float64)  # type: ignore[arg-type]
-            ends.append((number, number))
-    (least, most), (lower, upper) = ends
-    divisor = torch.fmax(lower.abs(), upper.abs())
-    quotient = torch.fmax(least.abs(), most.abs()) / torch.fmin(lower.abs(), upper.abs())
-    width = (most - least) + torch.ceil(quotient) * (upper - lower)
-    # (not most - least alone: that is NaN for an infinity, whose rest is NaN)
-    whole = (8 * width >= divisor) & torch.isfinite(divisor) & (divisor > 0)
-    zero = torch.zeros((), dtype=torch.float64)
-    signed = functional_name(node.op).startswith("aten.remainder")  # has the divisor's sign
-    low, high = (
-        (torch.fmin(lower, zero), torch.fmax(upper, zero)) if signed else (-divisor, divisor)
-    )
-    return _Turns(*(one.broadcast_to(shape) for one in (width, whole, low, high)))
-
-
-def _hull(
-    images: Sequence[torch.Tensor], moved: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ends over all images, and which may be NaN; the first, at eager's operands, not if moved."""
-    first = images[0]
-    if moved is not None and len(images) > 1:
-        first = torch.where(moved, images[1], first)
-    low, high = first, first
-    some_nan = torch.isnan(first)
-    for image in images[1:]:
-        low, high = torch.fmin(low, image), torch.fmax(high, image)
-        some_nan = some_nan | torch.isnan(image)
-    return low, high, some_nan
-
-
-def _widen(
-    eager: torch.Tensor,
-    low: torch.Tensor,
-    high: torch.Tensor,
-    own: float,
-    scale: torch.Tensor,
-    true: torch.Tensor,
-    fixed: torch.Tensor | None,
-    steps: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add the op's own budget (in ULP at ``scale``), take eager's value in, round to the dtype.
-
-    ``steps`` are ULP of the dtype around eager's value, see ``_half_steps``.
-    ``fixed`` marks elements on one side of a jump, where eager's value may belong
-    to the other side and is left out.
-    """
-    if not eager.dtype.is_floating_point:
-        return low, high
-    dtype = eager.dtype
-    # 16-bit ops compute in float32 and round once: their budget is one of float32.
-    computed = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    if own:
-        # float64 has no wider type to know the true value by: eager's own ULP is added.
-        spread = own + 1.0 if dtype == torch.float64 else own
-        # An exact zero (tanh of 0, exp of -inf) has no error to be measured in ULP of nothing.
-        exact = (true == 0) & (eager == 0) & (scale == 0)
-        room = torch.where(exact, 0.0, spread)
-        low = low - room * ulp(torch.fmax(low.abs(), scale), computed)
-        high = high + room * ulp(torch.fmax(high.abs(), scale), computed)
-    low, high = low.to(dtype).to(torch.float64), high.to(dtype).to(torch.float64)
-    seen = eager.to(torch.float64)
-    rounded = true.to(dtype).to(torch.float64)
-    # An op of several rounded steps is off the rounded true value; its neighbours are as well.
-    off = torch.nan_to_num((seen - rounded).abs(), nan=0.0, posinf=0.0)
-    off = (
-        torch.where(off > 0, 2 * off + ulp(seen, dtype), off) if not own else torch.zeros_like(off)
-    )
-    low, high = low - off, high + off
-    around = steps * ulp(seen, dtype) if steps else torch.zeros_like(seen)
-    with_eager_low = torch.fmin(low, seen - around)
-    with_eager_high = torch.fmax(high, seen + around)
-    if fixed is None:
-        return with_eager_low, with_eager_high
-    return torch.where(fixed, low, with_eager_low), torch.where(fixed, high, with_eager_high)
-
-
-# A result of 16 bits one step below the next power of two doubles an ULP of the step before.
-HALF_STEP_ULP = 2
 
 
 def _half_steps(node: OpNode, eager: torch.Tensor) -> int:

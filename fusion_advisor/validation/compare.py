@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from fusion_advisor.validation.bits import same_bits, ulp_distance
-from fusion_advisor.validation.budgets import Interval, OutputBudget, ulp
+from fusion_advisor.validation.budgets import OutputBudget
+from fusion_advisor.validation.intervals import Interval, ulp
 
 CANCELLED_ULP = 1024.0  # more room than this: leading digits cancelled, most bits are noise
 

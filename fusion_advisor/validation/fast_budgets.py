@@ -21,11 +21,11 @@ from fusion_advisor.records import FusionCandidate, OpGraph, OpNode
 from fusion_advisor.validation import aten
 from fusion_advisor.validation.budgets import (
     Chain,
-    Interval,
     OutputBudget,
     budgets_of,
     table_budget,
 )
+from fusion_advisor.validation.intervals import Interval
 
 LEAST_ULP = 1.0
 _HALVES = (torch.bfloat16, torch.float16)

@@ -33,10 +33,11 @@ from fusion_advisor.validation import (
     resources,
 )
 from fusion_advisor.validation.bits import same_bytes
-from fusion_advisor.validation.budgets import table_budget, ulp
+from fusion_advisor.validation.budgets import table_budget
 from fusion_advisor.validation.ceilings import measure_again
 from fusion_advisor.validation.contractions import Disassembly
 from fusion_advisor.validation.inputs import captured_case
+from fusion_advisor.validation.intervals import ulp
 from fusion_advisor.validation.native_module import UnsupportedKernelError, translate
 from fusion_advisor.validation.program_check import check_kernel
 from fusion_advisor.validation.session import PreparedCase, Reference, Session, Tally

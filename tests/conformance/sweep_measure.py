@@ -12,8 +12,8 @@ from sweep_judge import Chunk, Errors
 from sweep_kernels import Kernel, as_array
 from swept_calls import Reference, SweptCall, reference
 
-from fusion_advisor.validation.budgets import HALF_STEP_ULP, ulp
 from fusion_advisor.validation.compare import same_bits
+from fusion_advisor.validation.intervals import HALF_STEP_ULP, ulp
 
 CHUNK = 1 << 15  # float64 operands, truth and float32 results of one chunk fill half a MiB
 EAGER_EVERY = 16  # where only errors count, eager is run on every so many chunks

@@ -28,11 +28,12 @@ from fusion_advisor.records import FusionCandidate, KernelSource, OpGraph
 from fusion_advisor.runtime import FusedFunction, load_kernel
 from fusion_advisor.validation import in_process, isolated
 from fusion_advisor.validation.bits import same_bits, same_bytes
-from fusion_advisor.validation.budgets import OutputBudget, ulp
+from fusion_advisor.validation.budgets import OutputBudget
 from fusion_advisor.validation.compare import CANCELLED_ULP, Comparison
 from fusion_advisor.validation.cuda_compiler import compile_cuda
 from fusion_advisor.validation.in_process import metadata_problem
 from fusion_advisor.validation.inputs import Case
+from fusion_advisor.validation.intervals import ulp
 from fusion_advisor.validation.native_module import translate
 from fusion_advisor.validation.session import WHOLE_BUDGET_ELEMENTS, Session
 

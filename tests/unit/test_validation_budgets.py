@@ -12,8 +12,9 @@ import validation_kernels as kernels
 
 from fusion_advisor.validation import budgets
 from fusion_advisor.validation.bits import ulp_distance
-from fusion_advisor.validation.budgets import OutputBudget, budget, ulp
+from fusion_advisor.validation.budgets import OutputBudget, budget
 from fusion_advisor.validation.compare import compare
+from fusion_advisor.validation.intervals import ulp
 
 
 def _budget(chain: Callable[..., Any], *tensors: torch.Tensor, own: Any = None) -> OutputBudget:
