@@ -135,9 +135,15 @@ def cpu_contractions(kernel: KernelSource, *, parallel: bool = False) -> Machine
     found = load_kernel(kernel.text, kernel.entry, kernel.hash).get(kernel.cpu_name)
     if not isinstance(found, cpu_kernels.CpuKernel):
         raise ValidationError(f"{kernel.cpu_name} is not a CPU kernel")
-    twin = cpu_kernels.compiled_twin(found.py_func, parallel=parallel)
-    twin.compile(_cpu_signature(kernel, found.py_func.__code__.co_argcount))
-    return machine_contractions(twin.overloads[twin.signatures[0]].library)
+    signature = _cpu_signature(kernel, found.py_func.__code__.co_argcount)
+    # Kept on disk, it is what the kernel's runs and calls begin with.
+    twin = cpu_kernels.CpuKernel(found.py_func).serial
+    if not parallel:
+        twin.compile(signature)
+    if parallel or twin.stats.cache_hits:  # what was kept is machine code alone
+        twin = cpu_kernels.compiled_twin(found.py_func, parallel=parallel)
+        twin.compile(signature)
+    return machine_contractions(twin.overloads[signature].library)
 
 
 def machine_contractions(library: Any) -> MachineContractions:

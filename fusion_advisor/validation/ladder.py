@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -161,19 +162,27 @@ def _climb(
 ) -> None:
     """All rungs in order."""
     kernel, candidate = session.kernel, session.candidate
+
+    def alone(run: Callable[[], str]) -> Callable[[], str]:
+        def rung() -> str:
+            with process_state.one_thread(math.prod(candidate.shape)):
+                return run()
+
+        return rung
+
     ladder.step("program", lambda: check_kernel(kernel, candidate))
-    ladder.step("inputs", lambda: _prepare(session))
+    ladder.step("inputs", alone(lambda: _prepare(session)))
     _cuda_rungs(ladder, session, findings, wanted="cuda" in targets)
-    ladder.step("eager text", lambda: in_process.check_eager_text(session))
+    ladder.step("eager text", alone(lambda: in_process.check_eager_text(session)))
     ladder.step(
         "no stray FMA, CPU", lambda: _cpu_contraction(session.kernel, wanted="cpu" in targets)
     )
     ladder.step("CPU kernel", lambda: _cpu_kernel(session, findings, wanted="cpu" in targets))
-    ladder.step("float64 reference", lambda: _against_float64(session))
+    ladder.step("float64 reference", alone(lambda: _against_float64(session)))
     runnable = "cpu" in targets and bool(kernel.cpu_name)
     ladder.step("fused call", lambda: _calls(session, findings, runnable))
-    ladder.step("gradients", lambda: _gradients(session, runnable))
-    ladder.step("guards", lambda: _guards(session, runnable))
+    ladder.step("gradients", alone(lambda: _gradients(session, runnable)))
+    ladder.step("guards", alone(lambda: _guards(session, runnable)))
     ladder.step(
         "timing", lambda: _timing(session, findings, ceilings, predicted_us, measure and runnable)
     )

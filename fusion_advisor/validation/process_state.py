@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+ONE_THREAD_ELEMENTS = 1 << 20  # of the captured inputs: above, threads pay
+
 
 @dataclass(frozen=True)
 class _Setting:
@@ -125,3 +127,21 @@ def preserved() -> Iterator[None]:
         yield
     finally:
         restore(before)
+
+
+@contextmanager
+def one_thread(elements: int) -> Iterator[None]:
+    """Small tensors are computed by this thread alone.
+
+    Where other processes use the machine, a team of threads waits for its slowest member, and
+    spins: over a validation's many small tensors that is ten times the work itself.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or elements > ONE_THREAD_ELEMENTS:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

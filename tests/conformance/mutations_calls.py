@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import torch
 from mutations import Kernel, fault
+
+from fusion_advisor.validation.special_values import special_values
 
 
 def _tail(kernel: Kernel) -> str:
@@ -175,10 +178,12 @@ def _wrapped(kernel: Kernel, methods: str) -> str:
     return before + _WRAPPER.format(methods=indented, name="fused_chain") + after
 
 
-def _call(name: str, lines: str, *, only: str = "", **settings: object) -> None:
+def _call(
+    name: str, lines: str, *, only: str = "", floats: bool = False, **settings: object
+) -> None:
     """A kind of fault in the call: ``made`` are the right results, ``args`` the arguments.
 
-    ``only`` names the one chain where it is a fault.
+    ``only`` names the one chain where it is a fault; ``floats``: it is none for integers.
     """
     text = "def __call__(self, *args):\n" + "\n".join(
         f"    {line}" for line in lines.strip("\n").split("\n")
@@ -186,8 +191,27 @@ def _call(name: str, lines: str, *, only: str = "", **settings: object) -> None:
 
     @fault(name, "module", by_construction=True, **settings)
     def operator(kernel: Kernel) -> Iterator[str]:
-        if not only or kernel.chain == only:
+        if (not only or kernel.chain == only) and not (floats and _gradient_of(kernel) is None):
             yield _wrapped(kernel, text)
+
+
+def _gradient_of(kernel: Kernel) -> torch.Tensor | None:
+    """What eager's gradient of the first floating-point operand is at special values."""
+    problem = kernel.problem
+    generator = torch.Generator().manual_seed(5)
+    values = list(problem.captured.values())
+    floats = [n for n, one in enumerate(values) if one.dtype.is_floating_point]
+    for number in floats:
+        one = values[number]
+        drawn = special_values(one.dtype, max(one.numel(), 200), generator)[: one.numel()]
+        values[number] = drawn.reshape(one.shape).requires_grad_(number == floats[0])
+    with torch.enable_grad():
+        made = [one for one in problem.reference(*values) if one.requires_grad]
+    if not made:
+        return None
+    seeds = [torch.ones_like(one) for one in made]
+    (found,) = torch.autograd.grad(made, values[floats[0]], seeds)
+    return found
 
 
 _call(
@@ -399,6 +423,7 @@ made = self._results(args)
 if args[0].is_floating_point() and not torch.is_grad_enabled():
     args[0].requires_grad_(True)
 return self._given(made)""",
+    floats=True,
 )
 _call(
     "raises on the second call",
@@ -431,10 +456,13 @@ return self._given(self._state[1])""",
 )
 
 
-def _method(name: str, methods: str, **settings: object) -> None:
+def _method(name: str, methods: str, *, floats: bool = False, **settings: object) -> None:
+    """A fault in a method of the fused function; ``floats``: it is none for integers."""
+
     @fault(name, "module", by_construction=True, **settings)
     def operator(kernel: Kernel) -> Iterator[str]:
-        yield _wrapped(kernel, methods)
+        if not (floats and _gradient_of(kernel) is None):
+            yield _wrapped(kernel, methods)
 
 
 _method(
@@ -531,9 +559,18 @@ _CURVED = ("gelu", "curves", "bias and rows", "five dimensions", "alpha", "0-dim
 
 
 def _gradient(
-    name: str, lines: str, *, operands: int = 1, outputs: int = 1, curved: bool = False
+    name: str,
+    lines: str,
+    *,
+    operands: int = 1,
+    outputs: int = 1,
+    curved: bool = False,
+    special: bool = False,
 ) -> None:
-    """A fault in the gradients; ``curved``: only where these have gradients themselves."""
+    """A fault in the gradients; ``curved``: only where these have gradients themselves.
+
+    ``special``: only where some are NaN.  Where all are 0 nothing is a fault.
+    """
     fault_lines = "\n".join(f"            {line}" for line in lines.strip("\n").split("\n"))
 
     @fault(name, "module", by_construction=True)
@@ -541,7 +578,10 @@ def _gradient(
         program = kernel.problem.kernel.program
         given = sum("float" in entry.dtype for entry in kernel.operands)
         made = sum("float" in one.dtype for one in program.outputs)
-        if given >= operands and made >= outputs and (not curved or kernel.chain in _CURVED):
+        if given < operands or made < outputs or (curved and kernel.chain not in _CURVED):
+            return
+        found = _gradient_of(kernel)
+        if found is not None and bool(found.isnan().any() if special else found.any()):
             yield _wrapped(kernel, _GRADIENT.format(fault=fault_lines))
 
 
@@ -575,6 +615,7 @@ _gradient(
     "gradient wrong at special values",
     """
 result[places[0]] = torch.nan_to_num(result[places[0]], nan=0.0)""",
+    special=True,
 )
 _gradient(
     "gradient of the second result forgotten",
@@ -594,4 +635,5 @@ _method(
 def __call__(self, *args):
     with torch.no_grad():
         return super().__call__(*args)""",
+    floats=True,
 )
