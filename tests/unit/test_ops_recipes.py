@@ -237,6 +237,15 @@ def test_bool_recipes_reproduce_eager(op, args):
     assert np.broadcast_to(results[0][0], (4,)).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("alpha", [True, False, 2, 0])
+def test_a_factor_of_bool_addition_counts_as_true_or_false(alpha):
+    inputs = {"x": torch.tensor([True, True, False]), "y": torch.tensor([True, False, True])}
+    case = op_cases.Case("add.Tensor", ("x", "y"), {"alpha": alpha})
+    results, _ = run_recipe(case, inputs)
+    (expected,) = eager(case, inputs, lambda t: t)
+    assert results[0][0].tolist() == expected.tolist() == [True, True, bool(alpha)]
+
+
 def test_bool_addition_is_or_and_multiplication_and():
     inputs = {"x": torch.tensor([True, True, False]), "y": torch.tensor([True, False, False])}
     for op, expected in (("add.Tensor", [True, True, False]), ("mul.Tensor", [True, False, False])):
