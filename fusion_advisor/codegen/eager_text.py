@@ -167,8 +167,9 @@ class _Writer:
         if isinstance(first, ValueRef) and first.value in self.operands:
             args = [f"copy({args[0]})", *args[1:]]
         everything = ", ".join([*args[1:], *(f"{key}={text}" for key, text in kwargs)])
-        # (A second number is alpha, which the method takes by name alone.)
-        if base in _METHODS and not (base in ("add_", "sub_") and len(args) > 2):
+        # (Of a number these methods make a tensor: another overload, which rounds otherwise.)
+        other = base in ("add_", "sub_", "mul_", "div_") and ".Scalar" in node.op
+        if base in _METHODS and not other:
             return f"{args[0]}.{base}({everything})"
         return f"torch.ops.{node.op}({', '.join(part for part in (args[0], everything) if part)})"
 

@@ -129,10 +129,10 @@ _BASES_BY_KIND: dict[OpKind, str] = {
     "copy": """
         _copy_from _fft_c2c _pack_padded_sequence _pad_circular cat clone concat constant_pad_nd
         contiguous copy column_stack dstack expand_copy flip fliplr flipud hstack
-        lift_fresh_copy pad permute_copy pixel_shuffle pixel_unshuffle reflection_pad1d
-        reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d
-        replication_pad2d replication_pad3d roll rot90 slice_copy stack t_copy tile
-        transpose_copy tril triu view_copy vstack channel_shuffle _chunk_cat split_copy
+        lift_fresh_copy native_channel_shuffle pad permute_copy pixel_shuffle pixel_unshuffle
+        reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave
+        replication_pad1d replication_pad2d replication_pad3d roll rot90 slice_copy stack t_copy
+        tile transpose_copy tril triu view_copy vstack channel_shuffle _chunk_cat split_copy
         split_with_sizes_copy unbind_copy block_diag
     """,
     "indexing": """

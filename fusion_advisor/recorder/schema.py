@@ -159,11 +159,17 @@ def schema_of(function: Any) -> OpSchema:
         written=tuple(written),
         written_if=written_if,
         random=torch.Tag.nondeterministic_seeded in tags,
-        composite=torch._C._dispatch_has_kernel_for_dispatch_key(
-            function.name(), "CompositeImplicitAutograd"
-        ),
+        composite=_is_composite(function.name()),
         uninitialised=base in _UNINITIALISED,
         ignored=function.namespace == "profiler",
+    )
+
+
+def _is_composite(name: str) -> bool:
+    """Whether torch runs an op as its parts; a few (silu_backward) have kernels as well."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(name, "CompositeImplicitAutograd") and not (
+        has_kernel(name, "CPU") or has_kernel(name, "CUDA")
     )
 
 

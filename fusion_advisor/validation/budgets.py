@@ -17,7 +17,7 @@ apart, and the chain is carried on once per side: a result must fit one of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,12 +27,14 @@ from fusion_advisor.ops.regions import halved_dimension, takes_halves
 from fusion_advisor.records import FusionCandidate, OpGraph, OpNode, ValueRef
 from fusion_advisor.validation import aten
 from fusion_advisor.validation.eager_loops import other_results
+from fusion_advisor.validation.inner_roundings import eager_off, inner_room
 from fusion_advisor.validation.intervals import (
     HALF_STEP_ULP,
     Interval,
     across_zero,
     either_of,
     end_of,
+    finite_end,
     hull,
     operand_width,
     spanned,
@@ -53,7 +55,7 @@ class OutputBudget:
 
     ``ways`` is empty where every element must equal eager to the bit.
     ``unspecified`` marks elements behind a float too large for the integer it was
-    cast to: eager itself promises nothing there.
+    cast to, or behind the sign of a NaN that was computed: eager itself promises nothing there.
     """
 
     value: str
@@ -177,8 +179,9 @@ class Chain:
         return _Way(intervals, ambiguous, tuple(jumps))
 
     def unspecified(self) -> dict[str, torch.Tensor]:
-        """Elements of each value that depend on a float → integer cast out of range."""
+        """Elements that depend on a float → integer cast out of range, or on a NaN's sign."""
         found: dict[str, torch.Tensor] = {}
+        made = {value for node in self.nodes for value in node.outputs}
         for node in self.nodes:
             mask = _marked(node, found, self.eager)
             for value in node.outputs:
@@ -186,6 +189,8 @@ class Chain:
                 if result is None:
                     continue
                 own = _out_of_range(node, result, self.eager)
+                if own is None:
+                    own = _sign_of_nan(node, result, self.eager, made)
                 if own is not None:
                     mask = own if mask is None else mask | own
                 if mask is not None:
@@ -232,6 +237,10 @@ class Chain:
         if own == 0.0:
             loose = self._reached(node, value, intervals, moving)
         scale = self._scale(node, value)
+        if own == 0.0:
+            inner = inner_room(node, self.eager, value, low, high)
+            if inner is not None:
+                low, high = low - inner, high + inner
         jumped = None
         if _jumps(node, eager):
             # Not wider than rounding: the sides of a jump are far apart.
@@ -242,6 +251,8 @@ class Chain:
             jumped = (apart | (torch.isnan(low) != torch.isnan(high))) & loose
             if turns is not None:
                 jumped &= ~turns.whole  # anything in its range: that is no choice of two sides
+            elif _counts(node, eager):
+                jumped &= ~(high - low > 1.5)  # nor are several steps
             jumped = jumped if bool(jumped.any()) else None
             if jumped is not None and side is not None:
                 side_width = 64 * ulp(high.abs(), torch.float32)
@@ -262,7 +273,11 @@ class Chain:
         if jumped is not None and side is not None:
             fixed = jumped if moved is None else moved | jumped
         steps = _half_steps(node, eager)
-        low, high = widen(eager, low, high, own, scale, corners[0], fixed, steps)
+        around = steps * ulp(eager.to(torch.float64), eager.dtype) if steps else None
+        if around is not None and moving:
+            low, high = low - around, high + around
+        off = eager_off(node)
+        low, high = widen(eager, low, high, own, scale, corners[0], fixed, around, off)
         interval = Interval(low=low, high=high, loose=loose, maybe_nan=maybe_nan & loose)
         return (interval if other is None else either_of(interval, other)), jumped
 
@@ -329,14 +344,25 @@ class Chain:
                 end = ends[free.index(name)] if name in free else ends[0]
                 at[name] = self._end(node, name, intervals[name], end)
             images.append(self._evaluate(node, value, at))
-        # abs, squares and the like turn round at zero, which lies between the ends.
-        across = {
-            name: middle
-            for name in moving
-            if (middle := across_zero(self.eager[name], intervals[name])) is not None
-        }
-        if across:
-            images.append(self._evaluate(node, value, {**wide, **across}))
+        # abs, squares and the like turn round at zero, which lies between the ends; a divisor there
+        # gives infinities of both signs.
+        for zero in (0.0, -0.0):
+            across = {
+                name: middle
+                for name in moving
+                if (middle := across_zero(self.eager[name], intervals[name], zero)) is not None
+            }
+            if across:
+                images.append(self._evaluate(node, value, {**wide, **across}))
+        # What is infinite at an end is finite before it (and floor of infinity is no number).
+        for end in (0, 1):
+            finite = {
+                name: nearest
+                for name in moving
+                if (nearest := finite_end(self.eager[name], intervals[name], end)) is not None
+            }
+            if finite:
+                images.append(self._evaluate(node, value, {**wide, **finite}))
         return images
 
     def _end(self, node: OpNode, name: str, interval: Interval | None, end: int) -> torch.Tensor:
@@ -404,10 +430,27 @@ def _out_of_range(
     return mask if mask is not None and bool(mask.any()) else None
 
 
+_SIGN_OF = {"aten.signbit.default": 0, "aten.copysign.Tensor": 1}  # which argument's
+
+
+def _sign_of_nan(
+    node: OpNode, result: torch.Tensor, eager: Mapping[str, torch.Tensor], made: Container[str]
+) -> torch.Tensor | None:
+    """Where an op reads the sign of a NaN that came about in the chain: either is one."""
+    place = _SIGN_OF.get(functional_name(node.op))
+    source = None if place is None else node.args[place]
+    if not isinstance(source, ValueRef) or source.value not in made:
+        return None
+    mask = torch.isnan(eager[source.value]).broadcast_to(result.shape)
+    return mask if bool(mask.any()) else None
+
+
 def _jumps(node: OpNode, eager: torch.Tensor) -> bool:
     info = lookup(node.op)
     if node.kind in ("view", "metadata"):
         return False
+    if functional_name(node.op) == _NOISY_RELU and node.args[5:6] == (True,):
+        return False  # a product, in training
     return (info is not None and info.discontinuous) or not eager.dtype.is_floating_point
 
 
@@ -432,6 +475,21 @@ _STEPS = frozenset(
 def _steps(node: OpNode) -> bool:
     """Whether all that a side of a jump holds is one number."""
     return functional_name(node.op).split(".")[1] in _STEPS
+
+
+_NOISY_RELU = "aten.rrelu_with_noise_backward.default"
+
+
+def _counts(node: OpNode, eager: torch.Tensor) -> bool:
+    """Whether an op goes from one whole number to the next."""
+    base = functional_name(node.op).split(".")[1]
+    if base in ("ceil", "floor", "floor_divide", "trunc"):
+        return True
+    if base == "round":
+        return not any(name == "decimals" for name, _ in node.kwargs)
+    if base == "div":
+        return any(item is not None for name, item in node.kwargs if name == "rounding_mode")
+    return base in ("_to_copy", "copy") and not eager.dtype.is_floating_point
 
 
 def _half_steps(node: OpNode, eager: torch.Tensor) -> int:

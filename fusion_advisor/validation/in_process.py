@@ -70,7 +70,8 @@ def _left_alone(label: str, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     state = process_state.snapshot()
     printed = io.StringIO()
     try:
-        with redirect_stdout(printed), redirect_stderr(printed):
+        with redirect_stdout(printed), redirect_stderr(printed), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\b")  # autograd's own, of eager's ops
             yield
     finally:
         changed = process_state.changed_since(state)

@@ -89,14 +89,28 @@ def end_of(eager: torch.Tensor, interval: Interval | None, end: int) -> torch.Te
     return torch.where(interval.loose, bound, eager.to(torch.float64))
 
 
-def across_zero(eager: torch.Tensor, interval: Interval | None) -> torch.Tensor | None:
+def finite_end(eager: torch.Tensor, interval: Interval | None, end: int) -> torch.Tensor | None:
+    """An end of an interval with the largest finite number for an infinity; None where none is."""
+    if interval is None or not eager.dtype.is_floating_point:
+        return None
+    bound = interval.high if end else interval.low
+    endless = interval.loose & torch.isinf(bound) & (interval.low < interval.high)
+    if not bool(endless.any()):
+        return None
+    most = torch.finfo(eager.dtype).max
+    return torch.where(endless, bound.clamp(-most, most), end_of(eager, interval, end))
+
+
+def across_zero(
+    eager: torch.Tensor, interval: Interval | None, zero: float = 0.0
+) -> torch.Tensor | None:
     """An operand that is zero wherever its interval holds zero; None where none does."""
     if interval is None or not eager.dtype.is_floating_point:
         return None
     inside = interval.loose & (interval.low < 0) & (interval.high > 0)
     if not bool(inside.any()):
         return None
-    return torch.where(inside, 0.0, eager.to(torch.float64))
+    return torch.where(inside, zero, eager.to(torch.float64))
 
 
 def operand_width(
@@ -215,11 +229,13 @@ def widen(
     scale: torch.Tensor,
     true: torch.Tensor,
     fixed: torch.Tensor | None,
-    steps: int,
+    around: torch.Tensor | None,
+    eager_off: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add the op's own budget (in ULP at ``scale``), take eager's value in, round to the dtype.
 
-    ``steps`` are ULP of the dtype around eager's value, for the flips of inner roundings.
+    ``around`` is room on either side of eager's value, for the flips of inner roundings;
+    ``eager_off`` is what eager itself is off in float64, in ULP at ``scale``.
     ``fixed`` marks elements on one side of a jump, where eager's value may belong
     to the other side and is left out.
     """
@@ -229,8 +245,8 @@ def widen(
     # 16-bit ops compute in float32 and round once: their budget is one of float32.
     computed = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     if own:
-        # float64 has no wider type to know the true value by: eager's own ULP is added.
-        spread = own + 1.0 if dtype == torch.float64 else own
+        # float64 has no wider type to know the true value by: what eager is off is added.
+        spread = own + eager_off if dtype == torch.float64 else own
         # An exact zero (tanh of 0, exp of -inf) has no error to be measured in ULP of nothing.
         exact = (true == 0) & (eager == 0) & (scale == 0)
         room = torch.where(exact, 0.0, spread)
@@ -245,9 +261,8 @@ def widen(
         torch.where(off > 0, 2 * off + ulp(seen, dtype), off) if not own else torch.zeros_like(off)
     )
     low, high = low - off, high + off
-    around = steps * ulp(seen, dtype) if steps else torch.zeros_like(seen)
-    with_eager_low = torch.fmin(low, seen - around)
-    with_eager_high = torch.fmax(high, seen + around)
+    with_eager_low = torch.fmin(low, seen if around is None else seen - around)
+    with_eager_high = torch.fmax(high, seen if around is None else seen + around)
     if fixed is None:
         return with_eager_low, with_eager_high
     return torch.where(fixed, low, with_eager_low), torch.where(fixed, high, with_eager_high)

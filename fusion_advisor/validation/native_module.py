@@ -20,7 +20,7 @@ import llvmlite.binding as llvm
 
 from fusion_advisor.errors import ValidationError
 from fusion_advisor.validation.native_assembly import ASSEMBLY_NAMES, normalise_assembly
-from fusion_advisor.validation.native_shims import REGISTER_GLOBALS, SHIMS
+from fusion_advisor.validation.native_shims import REGISTER_GLOBALS, SHIMS, WIDENINGS
 
 _DEFINITION = re.compile(r"^define [^\n]*?@\"?([\w.$]+)\"?\([^\n]*\{\n.*?^\}\n", re.M | re.S)
 _REFERENCE = re.compile(r"@\"?([\w.$]+)\"?")
@@ -30,6 +30,9 @@ _ASSEMBLY_CALL = re.compile(
 _SHIFT = re.compile(
     r"= (shl|lshr)(?: (?:nuw|nsw|exact|disjoint))* (i32|i64) (\S+), (%\S+)$", re.M
 )  # by an amount that is not written out
+# LLVM takes a maximum of widened numbers for the widened maximum, whose zero may have another sign
+# (NVVM does not): it must not see through these.
+_WIDENING = re.compile(r"= fpext (float|half) (\S+) to (float|double)")
 _RUN = "fusion_advisor_run"
 _C_TYPES: dict[str, Any] = {
     "i1": ctypes.c_int8, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32,
@@ -216,7 +219,7 @@ def translate(modules: tuple[str, ...], name: str, architecture: tuple[int, int]
     ``modules`` are the texts numba-cuda hands to NVVM, the kernel's own first.
     Raises ``UnsupportedKernelError`` for PTX assembly that has no CPU equivalent.
     """
-    hosted = [_to_host(text) for text in modules]
+    hosted = [_WIDENING.sub(r"= call \3 @widened_\1_\3(\1 \2)", _to_host(text)) for text in modules]
     support = _support_text("\n".join(hosted), architecture)
     for text in (*hosted, support):
         left = _ASSEMBLY_CALL.search(text)
@@ -236,9 +239,10 @@ def translate(modules: tuple[str, ...], name: str, architecture: tuple[int, int]
 
 
 def _assembly_declarations(text: str) -> str:
-    """Declarations of the shims that stand where a module had inline assembly."""
-    used = sorted(set(_REFERENCE.findall(text)).intersection(ASSEMBLY_NAMES.values()))
-    heads = (SHIMS[name].partition(" alwaysinline")[0] for name in used)
+    """Declarations of the shims that stand in a module for what it had itself."""
+    known = {*ASSEMBLY_NAMES.values(), *WIDENINGS}
+    used = sorted(set(_REFERENCE.findall(text)).intersection(known))
+    heads = (re.split(" (?:always|no)inline", SHIMS[name])[0] for name in used)
     return "".join(head.replace("define internal", "declare") + "\n" for head in heads)
 
 

@@ -255,7 +255,21 @@ def _clamped_shifts() -> dict[str, str]:
     return shims
 
 
+def _widenings() -> dict[str, str]:
+    """Conversions that LLVM cannot look through."""
+    shims: dict[str, str] = {}
+    for source, target in (("half", "float"), ("half", "double"), ("float", "double")):
+        body = f"  %r = fpext {source} %a to {target}\n  ret {target} %r"
+        name = f"widened_{source}_{target}"
+        made = _define(target, name, f"{source} %a", body)
+        shims[name] = made[name].replace(" alwaysinline", " noinline")
+    return shims
+
+
+WIDENINGS = _widenings()
+
 SHIMS: dict[str, str] = {
+    **WIDENINGS,
     **_clamped_shifts(),
     **_registers(),
     **_rounded_to_nearest("f"),

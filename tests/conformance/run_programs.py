@@ -7,7 +7,7 @@ Each program's outcome is kept in the folder, by seed, as soon as it is known: a
 on where the first one stopped, and tries what failed once more.  An outcome counts for as long as
 the program of its number is drawn alike; those of earlier sources are counted apart, and made anew
 with --again.  The output keeps what was counted and each failure with its program as text.  Exits
-with 1 where a program fails.
+with 1 where a program fails, or more than a thousandth of all elements lie at jumps.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ import torch  # noqa: E402
 from drawn_programs import forms  # noqa: E402
 from program_checks import Tally, check_numbered  # noqa: E402
 
+MOST_AT_JUMPS = 0.001  # of the elements: either side of a jump is right there
+ENOUGH_ELEMENTS = 5_000_000  # for a share to say something
 _DRAWING = (UNIT / "drawn_programs.py", UNIT / "random_values.py")
 _CHECKING = (UNIT / "program_checks.py", UNIT / "slow_checker.py")
 
@@ -133,7 +135,8 @@ def main() -> int:
         f"{found['exact']} to the bit, {found['discontinuous']} at a discontinuity "
         f"({found['discontinuous'] / judged:.3%}); {len(found['failures'])} programs failed"
     )
-    return 1 if found["failures"] else 0
+    too_many = judged >= ENOUGH_ELEMENTS and found["discontinuous"] > MOST_AT_JUMPS * judged
+    return 1 if found["failures"] or too_many else 0
 
 
 if __name__ == "__main__":

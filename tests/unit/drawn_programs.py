@@ -23,7 +23,7 @@ from fusion_advisor import ops
 
 MOST_STEPS = 30
 LENGTHS = (*range(2, 12), *range(2, 8), *range(12, MOST_STEPS + 1, 3))  # short ones more often
-LEAST_COMPUTING = 3  # ops that are no view: mostly as many, so that two of them can be fused
+LEAST_COMPUTING = 3  # ops that make a tensor: mostly as many, so that two of them can be fused
 MOST_ELEMENTS = 600  # of a value: the kernels are tried on other sizes as well
 MOST_RANK = 5
 # Of steps like floor on values that a kernel need not have to the bit.  Many of them would leave
@@ -158,8 +158,6 @@ def forms() -> dict[str, tuple[Form, ...]]:
                 schema = overload(own)._schema
             except AttributeError:
                 continue
-            if _decomposed_when_recorded(schema.name, schema.overload_name):
-                continue
             form = Form(
                 op=own,
                 arguments=tuple(
@@ -171,18 +169,6 @@ def forms() -> dict[str, tuple[Form, ...]]:
             )
             found.setdefault(form.base, []).append(form)
     return {base: tuple(known) for base, known in sorted(found.items())}
-
-
-def _decomposed_when_recorded(name: str, overload_name: str) -> bool:
-    """Whether torch runs an op's parts under any dispatch mode, and a kernel of its own without.
-
-    (silu_backward, mish_backward.)  What is recorded is then not what the program runs.
-    """
-    full = f"{name}.{overload_name}" if overload_name else name
-    return all(
-        torch._C._dispatch_has_kernel_for_dispatch_key(full, key)
-        for key in ("CompositeImplicitAutograd", "CPU")
-    )
 
 
 # --- views --------------------------------------------------------------------------------------
@@ -560,10 +546,10 @@ def random_program(random: Random, most_steps: int = MOST_STEPS) -> Program:
     """A program of 2 to ``most_steps`` ops."""
     while True:
         program = _Grower(random, most_steps).grow()
-        computing = sum(step.kind != "view" for step in program.steps)
+        computing = sum(step.kind == "op" for step in program.steps)
         if len(program.steps) < 2 or not program.kept:
             continue
-        if computing >= LEAST_COMPUTING or random.random() < 0.3:
+        if computing >= LEAST_COMPUTING or random.random() < 0.2:
             return program
 
 

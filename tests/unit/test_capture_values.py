@@ -300,6 +300,16 @@ def test_inference_mode_records_the_same_ops_as_no_grad():
     assert proof.status == "passed", proof.message
 
 
+@pytest.mark.parametrize("name", ["silu_backward", "mish_backward"])
+def test_an_op_with_parts_and_a_kernel_is_recorded_as_the_kernel_that_runs(name: str):
+    op = getattr(torch.ops.aten, name).default
+    x, gradient = torch.randn(100), torch.randn(100)
+    found = []
+    recorded = record(lambda: found.append(op(gradient, x)), CaptureOptions())
+    assert [node.op for node in recorded.graph.nodes] == [f"aten.{name}.default"]
+    assert torch.equal(found[0], op(gradient, x))
+
+
 def test_mutated_inference_tensors_are_kept_as_they_were():
     with torch.inference_mode():
         x = torch.ones(3)

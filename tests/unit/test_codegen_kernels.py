@@ -188,6 +188,16 @@ def test_eager_text_dispatches_exactly_the_captured_overloads(name, dtype):
     assert mode.seen == captured
 
 
+def test_a_number_written_in_place_by_its_own_overload_stays_that_overload():
+    """``x.mul_(0.1)`` is mul_.Tensor, which does not round 0.1 to float16 first."""
+    x = randn(60, dtype=torch.float16)
+    chain = cases.Chain(lambda x: torch.neg(torch.ops.aten.mul_.Scalar(x + 0.0, 0.1)), x)
+    function = load(chain.kernel)[chain.kernel.eager_name]
+    with Overloads() as mode:
+        function(*chain.arguments())
+    assert "aten.mul_.Scalar" in mode.seen
+
+
 @pytest.mark.parametrize("op", ["add_", "sub_"])
 def test_a_positional_alpha_is_no_deprecated_call_in_the_eager_text(op):
     """``x.add_(2, 100.0)`` is add_(alpha, other), another overload; a bool it refuses as alpha."""

@@ -230,6 +230,49 @@ def test_a_jump_of_16_bits_has_sides_as_wide_as_its_operand() -> None:
         assert compare(actual, allowed).mismatches == wrong, value
 
 
+@pytest.mark.parametrize(
+    "chain",
+    [
+        lambda x: torch.rad2deg(torch.exp(x)) + 0.0,
+        lambda x: torch.ops.aten.tanh_backward(x, torch.exp(x - 3.0)) + 0.0,
+        lambda x: torch.nn.functional.hardswish(torch.exp(x - 1.0)) + 0.0,
+        lambda x: torch.addcmul(x, torch.exp(x), x, value=-0.7) + 0.0,
+    ],
+)
+def test_inner_roundings_have_room_once_their_operand_moves(
+    chain: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The op on exponentials that are one ULP up or down, as a kernel may well have them."""
+    x = torch.linspace(-1.0, 2.0, 4001)
+    allowed = _budget(chain, x, own=_only("aten.exp.default", 4.0))
+    true = torch.exp
+    for towards in (math.inf, -math.inf):
+        end = torch.tensor(towards)
+        monkeypatch.setattr(torch, "exp", lambda x, end=end: torch.nextafter(true(x), end))
+        result = chain(x)
+        assert not torch.equal(result, allowed.eager)
+        assert compare(result, allowed).mismatches == 0
+
+
+def test_several_steps_within_a_range_are_all_right() -> None:
+    """A quotient by what may be 0 has no two sides: floor gives any whole number there."""
+    x = torch.tensor([1.0])  # its exponential may be e as float32 has it
+    chain = lambda x: torch.floor(x / (torch.exp(x) - math.e)) * 1.0  # noqa: E731
+    allowed = _budget(chain, x)
+    for value in (float(allowed.eager), -3.0, 12345.0, -1e9):
+        assert compare(torch.tensor([value]), allowed).mismatches == 0, value
+
+
+def test_the_sign_of_a_nan_that_was_computed_is_not_compared() -> None:
+    x = torch.tensor([-1.0, 4.0])
+    allowed = _budget(lambda x: torch.signbit(torch.sqrt(x)) * 1.0, x)
+    assert compare(torch.tensor([0.0, 0.0]), allowed).mismatches == 0
+    assert compare(torch.tensor([1.0, 0.0]), allowed).mismatches == 0
+    assert compare(torch.tensor([0.0, 1.0]), allowed).mismatches == 1
+    given = _budget(lambda x: torch.signbit(x) * 1.0, torch.tensor([-math.nan, math.nan]))
+    assert given.unspecified is None
+
+
 def test_a_half_read_by_glu_is_as_inexact_as_its_operand() -> None:
     x = torch.tensor([0.3, math.inf, 0.2, -0.7])
     allowed = _budget(lambda x: torch.nn.functional.glu(torch.tan(x)) * 2.0, x)

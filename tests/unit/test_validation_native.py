@@ -169,3 +169,22 @@ def test_a_shift_by_more_than_the_width_leaves_nothing_as_on_a_gpu() -> None:
     native.launch(1, 32, [bases, exponents, target, exponents.size])
     assert (target == expected).all()
     assert (np.signbit(target) == np.signbit(expected)).all()
+
+
+def test_a_zero_keeps_its_sign_in_a_maximum_of_widened_numbers() -> None:
+    """LLVM takes it for the widened maximum, with the operands swapped, and 0 for -0; NVVM not."""
+    from numba import cuda
+    from numba.cuda import types
+
+    def kernel(source: Any, target: Any, count: Any) -> None:
+        i = cuda.grid(1)
+        if i < count:
+            wide = types.float64(source[i])
+            target[i] = 0.0 if wide < 0.0 else wide
+
+    native = _native(kernel, "float32", "float64")
+    source = np.array([-0.0, 0.0, -1.0, 2.0], np.float32)
+    target = np.full(4, 7.0)
+    native.launch(1, 32, [source, target, source.size])
+    assert target.tolist() == [0.0, 0.0, 0.0, 2.0]
+    assert np.signbit(target).tolist() == [True, False, False, False]
