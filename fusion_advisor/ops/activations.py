@@ -6,7 +6,7 @@ import math
 
 from fusion_advisor.ops.calls import Call
 from fusion_advisor.ops.dtypes import opmath
-from fusion_advisor.ops.exponentials import exp_of, product_exponent
+from fusion_advisor.ops.exponentials import SUBNORMAL_BELOW, exp_of, product_exponent
 from fusion_advisor.ops.scalars import Value
 from fusion_advisor.ops.table import op
 
@@ -58,13 +58,22 @@ def silu(call: Call) -> Value:
     return call.store(call.emit("div", x, denominator), dtype)
 
 
-@op("glu.default", parameters="self dim", flops=22, budget_ulp=4, halves=True)
+@op("glu.default", parameters="self dim", flops=28, budget_ulp=4, halves=True)
 def glu(call: Call) -> Value:
-    """The first half times the sigmoid of the second."""
+    """The first half times the sigmoid of the second.
+
+    In float32 below -87, where the sigmoid has lost bits, the first half over its inverse.
+    """
     dtype = call.require_float(call.same_dtype("self"))
     first = call.load("self", dtype)
     second = call.load(SECOND_HALF if call.has(SECOND_HALF) else "self", dtype)
-    return call.store(call.emit("mul", first, sigmoid_of(call, second, dtype)), dtype)
+    one = call.constant(1.0, dtype)
+    inverse = call.emit("add", one, call.emit("exp", call.emit("neg", second)))
+    result = call.emit("mul", first, call.emit("div", one, inverse))
+    if dtype == "float32":
+        tiny = call.emit("lt", second, call.constant(SUBNORMAL_BELOW, dtype))
+        result = call.emit("select", tiny, call.emit("div", first, inverse), result)
+    return call.store(result, dtype)
 
 
 def gelu_inner(call: Call, x: Value, dtype: str) -> Value:
@@ -237,7 +246,7 @@ def mish(call: Call) -> Value:
     if dtype != "float32":
         tanh = call.emit("tanh", call.emit("log1p", call.emit("exp", x)))
         return call.store(call.emit("mul", x, tanh), dtype)
-    tiny = call.emit("lt", x, call.constant(-87.0, dtype))
+    tiny = call.emit("lt", x, call.constant(SUBNORMAL_BELOW, dtype))
     raised = call.emit("add", x, call.constant(_MISH_SHIFT, dtype))
     exp = call.emit("exp", call.emit("select", tiny, raised, x))
     scaled = call.emit("mul", call.emit("mul", x, exp), call.constant(_MISH_SCALE, dtype))

@@ -15,7 +15,7 @@ from fusion_advisor.ops.scalars import Value
 from fusion_advisor.records import Constant
 
 # Below it exp(x) is a subnormal float32.
-_SUBNORMAL_BELOW = -87.0
+SUBNORMAL_BELOW = -87.0
 # exp(-55.5) is a float32 to 0.008 ULP; x + 111 is exact for every x that matters: at
 # x = -192 even the largest float32 times exp(x) is subnormal.
 _HALF_SHIFT = 55.5
@@ -105,7 +105,7 @@ def growth(
     """
     if dtype != "float32":
         return Growth(call.emit("exp", exponent.value))
-    is_tiny = call.emit("lt", exponent.value, call.constant(_SUBNORMAL_BELOW, dtype))
+    is_tiny = call.emit("lt", exponent.value, call.constant(SUBNORMAL_BELOW, dtype))
     raised = call.emit("add", exponent.value, call.constant(2 * _HALF_SHIFT, dtype))
     power = call.emit("exp", call.emit("select", is_tiny, raised, exponent.value))
     exp = _corrected(call, power, exponent, dtype, "exp")

@@ -292,7 +292,7 @@ class Chain:
         """NaN or not as eager has it by all of its loops, whatever the true value is."""
         eager = self.eager[value]
         settled = torch.isnan(eager) != torch.isnan(low)
-        if node.kind != "elementwise" or not bool(settled.any()):
+        if node.kind != "elementwise" or takes_halves(node) or not bool(settled.any()):
             return low, high, maybe_nan
         for other in other_results(node, self.eager, value, eager):
             settled &= torch.isnan(other) == torch.isnan(eager)

@@ -18,6 +18,7 @@ from fusion_advisor.analysis import find_candidates, traffic, why_not
 from fusion_advisor.fixes import plan_text
 from fusion_advisor.fixes.text_edits import apply_edits
 from fusion_advisor.kernels import generate_kernel
+from fusion_advisor.validation.intervals import ulp
 
 pytestmark = pytest.mark.essential
 
@@ -275,6 +276,18 @@ def test_glu_reads_two_halves(dim, dtype):
     assert not fused.why_not(other)
     if dtype != torch.float64:
         torch.testing.assert_close(fused(other), F.glu(other, dim) * 2 + 1)
+
+
+def test_a_huge_half_does_not_show_what_a_subnormal_sigmoid_has_lost():
+    first, second = torch.meshgrid(
+        torch.logspace(20, 38.5, 50), torch.linspace(-88.7, -85.0, 500), indexing="ij"
+    )
+    x = torch.stack([first, second])
+    kernel = one_group(lambda x: F.glu(x, 0) * 1.0, x)[2]
+    (result,) = load(kernel)[kernel.entry].run_cpu((x,))
+    wide = x.double()
+    true = wide[0] * torch.sigmoid(wide[1])
+    assert ((result[0] - true).abs() / ulp(true, torch.float32)).max() < 4.0
 
 
 def test_glu_goes_on_behind_a_view_and_over_a_broadcast_operand():
