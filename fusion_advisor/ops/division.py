@@ -6,6 +6,8 @@ its caller (opcode ``divisor``), who leaves the raising to eager.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fusion_advisor.ops.arithmetic import right_operand
 from fusion_advisor.ops.calls import Call
 from fusion_advisor.ops.dtypes import is_integer
@@ -53,6 +55,15 @@ def _integer_rest(call: Call, dtype: str, quotient: str) -> Value:
     return call.emit("sub", a, call.emit("mul", call.emit(quotient, a, b), b))
 
 
+def _rest(call: Call, quotient: str, of_floats: Callable[[Value, Value], Value]) -> Value:
+    """What the division of two numbers leaves over."""
+    dtype = call.require_number(call.common_dtype("self", "other"))
+    if is_integer(dtype):
+        return _integer_rest(call, dtype, quotient)
+    a, b = call.load("self", dtype), call.load("other", dtype)
+    return call.store(of_floats(a, b), dtype)
+
+
 def _remainder_step(call: Call, a: Value, b: Value) -> tuple[Value, Value]:
     """fmod(a, b), and whether its sign must be corrected to that of b."""
     zero = Constant(value=0.0, dtype=call.builder.dtype(a))
@@ -72,13 +83,12 @@ def _remainder_step(call: Call, a: Value, b: Value) -> tuple[Value, Value]:
 )
 def remainder(call: Call) -> Value:
     """Python's ``%``: the result has the divisor's sign."""
-    dtype = call.require_number(call.common_dtype("self", "other"))
-    if is_integer(dtype):
-        return _integer_rest(call, dtype, "floordiv")
-    a, b = call.load("self", dtype), call.load("other", dtype)
-    rest, wrong_sign = _remainder_step(call, a, b)
-    result = call.emit("select", wrong_sign, call.emit("add", rest, b), rest)
-    return call.store(result, dtype)
+
+    def of_floats(a: Value, b: Value) -> Value:
+        rest, wrong_sign = _remainder_step(call, a, b)
+        return call.emit("select", wrong_sign, call.emit("add", rest, b), rest)
+
+    return _rest(call, "floordiv", of_floats)
 
 
 @op(
@@ -91,11 +101,7 @@ def remainder(call: Call) -> Value:
 )
 def fmod(call: Call) -> Value:
     """C's remainder: the result has the dividend's sign."""
-    dtype = call.require_number(call.common_dtype("self", "other"))
-    if is_integer(dtype):
-        return _integer_rest(call, dtype, "truncdiv")
-    a, b = call.load("self", dtype), call.load("other", dtype)
-    return call.store(call.emit("fmod", a, b), dtype)
+    return _rest(call, "truncdiv", lambda a, b: call.emit("fmod", a, b))
 
 
 def _floor_quotient(call: Call, dtype: str) -> Value:

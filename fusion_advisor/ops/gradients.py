@@ -162,17 +162,19 @@ def hardswish_backward(call: Call) -> Value:
     return call.store(call.emit("select", below, call.constant(0.0, dtype), middle), dtype)
 
 
+def _between(call: Call, x: Value, low: Value, high: Value, slope: Value, dtype: str) -> Value:
+    """``slope`` where x lies between the bounds, else 0."""
+    inside = call.emit("and", call.emit("gt", x, low), call.emit("lt", x, high))
+    return call.emit("select", inside, slope, call.constant(0.0, dtype))
+
+
 @op("hardsigmoid_backward.default", parameters="grad_output self", flops=4, discontinuous=True)
 def hardsigmoid_backward(call: Call) -> Value:
     """g/6 between -3 and 3, else 0."""
     dtype, (gradient, x) = _inputs(call, "grad_output", "self")
-    inside = call.emit(
-        "and",
-        call.emit("gt", x, call.constant(-3.0, dtype)),
-        call.emit("lt", x, call.constant(3.0, dtype)),
-    )
+    low, high = call.constant(-3.0, dtype), call.constant(3.0, dtype)
     scaled = call.emit("mul", gradient, call.constant(_ONE_SIXTH_FLOAT32, dtype))
-    return call.store(call.emit("select", inside, scaled, call.constant(0.0, dtype)), dtype)
+    return call.store(_between(call, x, low, high, scaled, dtype), dtype)
 
 
 @op(
@@ -184,12 +186,8 @@ def hardsigmoid_backward(call: Call) -> Value:
 def hardtanh_backward(call: Call) -> Value:
     """The gradient between the bounds, else 0."""
     dtype, (gradient, x) = _inputs(call, "grad_output", "self")
-    inside = call.emit(
-        "and",
-        call.emit("gt", x, call.wide("min_val", dtype)),
-        call.emit("lt", x, call.wide("max_val", dtype)),
-    )
-    return call.store(call.emit("select", inside, gradient, call.constant(0.0, dtype)), dtype)
+    low, high = call.wide("min_val", dtype), call.wide("max_val", dtype)
+    return call.store(_between(call, x, low, high, gradient, dtype), dtype)
 
 
 @op(

@@ -154,6 +154,16 @@ def mse_loss_backward(call: Call) -> Value:
     return call.store(call.emit("mul", slope, gradient), dtype)
 
 
+def _clipped(
+    call: Call, value: Value, bound: Value, near: Value, most: Value, compare: tuple[str, str]
+) -> Value:
+    """``near``; ``most`` where the value is above the bound, ``-most`` below its negative."""
+    is_above, is_below = compare
+    above = call.emit("select", call.emit(is_above, value, bound), most, near)
+    below = call.emit(is_below, value, call.emit("neg", bound))
+    return call.emit("select", below, call.emit("neg", most), above)
+
+
 @op(
     "smooth_l1_loss_backward.default",
     parameters="grad_output self target reduction beta",
@@ -172,9 +182,7 @@ def smooth_l1_loss_backward(call: Call) -> Value:
         near = call.emit("div", call.emit("mul", difference, gradient), beta)
     else:
         near = call.emit("mul", call.emit("div", difference, beta), gradient)
-    above = call.emit("select", call.emit("ge", difference, beta), gradient, near)
-    below = call.emit("le", difference, call.emit("neg", beta))
-    return call.store(call.emit("select", below, call.emit("neg", gradient), above), dtype)
+    return call.store(_clipped(call, difference, beta, near, gradient, ("ge", "le")), dtype)
 
 
 @op(
@@ -193,9 +201,7 @@ def huber_loss_backward(call: Call) -> Value:
     difference = call.round_step(call.emit("sub", x, target), dtype)
     near = call.emit("mul", difference, gradient)
     most = call.emit("mul", gradient, delta)
-    above = call.emit("select", call.emit("gt", difference, delta), most, near)
-    below = call.emit("lt", difference, call.emit("neg", delta))
-    return call.store(call.emit("select", below, call.emit("neg", most), above), dtype)
+    return call.store(_clipped(call, difference, delta, near, most, ("gt", "lt")), dtype)
 
 
 @op(
