@@ -26,10 +26,11 @@ def _scaled_sum(call: Call, left: str, right: str, *, negate: bool) -> Value:
     if dtype == "bool":
         if negate:
             raise call.refuse("bool tensors can only be added")
-        if alpha is not None and not isinstance(alpha.value, Constant):
-            raise call.refuse("what bool tensors are added with must be constant")
-        if alpha is not None and not alpha.value.value:
-            b = call.emit("and", b, call.constant(False, "bool"))
+        if alpha is not None:
+            if not isinstance(alpha.value, Constant):
+                raise call.refuse("what bool tensors are added with must be constant")
+            if not alpha.value.value:
+                b = call.emit("and", b, call.constant(False, "bool"))
         return call.emit("or", a, b)
     if is_one:
         return call.store(call.emit("sub" if negate else "add", a, b), dtype)
