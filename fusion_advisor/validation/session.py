@@ -12,7 +12,7 @@ from fusion_advisor.errors import FusionAdvisorError, ValidationError
 from fusion_advisor.ops.elements import distinct_elements
 from fusion_advisor.ops.regions import unrolled
 from fusion_advisor.records import FusionCandidate, KernelSource, OpGraph
-from fusion_advisor.validation import arrays, benchmark
+from fusion_advisor.validation import arrays, benchmark, process_state
 from fusion_advisor.validation.bits import same_bits, ulp_distance
 from fusion_advisor.validation.budgets import OutputBudget, budget
 from fusion_advisor.validation.compare import Comparison, compare
@@ -304,6 +304,10 @@ class Session:
 
     def judge(self, index: int, actual: Sequence[torch.Tensor]) -> list[Comparison]:
         """Compare a kernel's outputs for a prepared case with what they may be."""
+        with process_state.one_thread(self.prepared[index].elements):
+            return self._judge(index, actual)
+
+    def _judge(self, index: int, actual: Sequence[torch.Tensor]) -> list[Comparison]:
         prepared = self.prepared[index]
         if len(actual) != len(prepared.expected):
             raise ValidationError(

@@ -9,6 +9,7 @@ whatever the values are (a trespass, a crash, a changed setting) say so by ``by_
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -171,10 +172,23 @@ def kernels_are_right(mutant: Mutant) -> bool:
     return all(match.group(0) in text for one in (_CPU, _CUDA) for match in one.finditer(right))
 
 
+def _parses(text: str) -> bool:
+    """Whether an operator gave Python: one that cuts an expression in two plants no fault."""
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
+
+
 def mutants(chain: str, problem: Problem, kind: Kind, *, most: int = 2) -> Iterator[Mutant]:
     """At most ``most`` mutants of one kind, spread over the places where it applies."""
     kernel = kernel_of(problem, kind.part, chain)
-    found = [body for body in dict.fromkeys(kind.operator(kernel)) if body != kernel.body]
+    found = [
+        body
+        for body in dict.fromkeys(kind.operator(kernel))
+        if body != kernel.body and _parses(body)
+    ]
     if len(found) > most:
         step = (len(found) - 1) / max(most - 1, 1)
         found = [found[round(step * number)] for number in range(most)]
