@@ -239,7 +239,11 @@ def logit(call: Call) -> Value:
         eps = float(call.number("eps", 0.0))
         low = call.round_step(call.constant(eps, dtype), dtype)
         high = call.round_step(call.emit("sub", one, low), dtype)
-        x = call.emit("minimum", high, call.emit("maximum", low, x))
+        if eps <= 0.5:
+            x = call.emit("minimum", high, call.emit("maximum", low, x))
+        else:  # the bounds in the wrong order: eager looks at the lower one first
+            above = call.emit("select", call.emit("gt", x, high), high, x)
+            x = call.emit("select", call.emit("lt", x, low), low, above)
     rest = call.round_step(call.emit("sub", one, x), dtype)
     ratio = call.round_step(call.emit("div", x, rest), dtype)
     return call.store(call.emit("log", ratio), dtype)

@@ -270,7 +270,10 @@ def _observe(
     # torch's meta functions import it when first called
     if contiguous and "torch._dynamo" in sys.modules:
         try:
-            return _results_of(eager, [_on_meta(arg) for arg in args], args, with_gradient)
+            found = _results_of(eager, [_on_meta(arg) for arg in args], args, with_gradient)
+            # (native_dropout and pow of a number have other dtypes there than their kernels give.)
+            if not _results_problem(signature, found):
+                return found
         except (RuntimeError, NotImplementedError):
             pass
     if signature.checks_divisors or any(map(_is_integer, args)):

@@ -31,7 +31,7 @@ from fusion_advisor.validation.inner_roundings import eager_off, inner_room
 from fusion_advisor.validation.intervals import (
     HALF_STEP_ULP,
     Interval,
-    across_zero,
+    across,
     either_of,
     end_of,
     finite_end,
@@ -277,9 +277,19 @@ class Chain:
         if around is not None and moving:
             low, high = low - around, high + around
         off = eager_off(node)
-        low, high = widen(eager, low, high, own, scale, corners[0], fixed, around, off)
+        settled = self._settled_zero(node, value) if own and eager.dtype == torch.float64 else None
+        low, high = widen(eager, low, high, own, scale, corners[0], fixed, around, off, settled)
         interval = Interval(low=low, high=high, loose=loose, maybe_nan=maybe_nan & loose)
         return (interval if other is None else either_of(interval, other)), jumped
+
+    def _settled_zero(self, node: OpNode, value: str) -> torch.Tensor:
+        """Where no operand is a small number whose image may be one too."""
+        settled = torch.ones_like(self.eager[value], dtype=torch.bool)
+        for name in node.inputs:
+            operand = self.eager[name]
+            if operand.dim() <= settled.dim() and node.kind == "elementwise":
+                settled &= ((operand == 0) | (operand.abs() >= 1)).broadcast_to(settled.shape)
+        return settled
 
     def _settled_nan(
         self,
@@ -345,15 +355,15 @@ class Chain:
                 at[name] = self._end(node, name, intervals[name], end)
             images.append(self._evaluate(node, value, at))
         # abs, squares and the like turn round at zero, which lies between the ends; a divisor there
-        # gives infinities of both signs.
-        for zero in (0.0, -0.0):
-            across = {
+        # gives infinities of both signs; and functions end at 0 and at 1 (atanh), beyond is NaN.
+        for point in (0.0, -0.0, 1.0, -1.0):
+            between = {
                 name: middle
                 for name in moving
-                if (middle := across_zero(self.eager[name], intervals[name], zero)) is not None
+                if (middle := across(self.eager[name], intervals[name], point)) is not None
             }
-            if across:
-                images.append(self._evaluate(node, value, {**wide, **across}))
+            if between:
+                images.append(self._evaluate(node, value, {**wide, **between}))
         # What is infinite at an end is finite before it (and floor of infinity is no number).
         for end in (0, 1):
             finite = {
@@ -451,6 +461,8 @@ def _jumps(node: OpNode, eager: torch.Tensor) -> bool:
         return False
     if functional_name(node.op) == _NOISY_RELU and node.args[5:6] == (True,):
         return False  # a product, in training
+    if functional_name(node.op).startswith("aten.div.") and eager.dtype.is_floating_point:
+        return _counts(node, eager)  # (a rounding mode may be None)
     return (info is not None and info.discontinuous) or not eager.dtype.is_floating_point
 
 

@@ -101,16 +101,14 @@ def finite_end(eager: torch.Tensor, interval: Interval | None, end: int) -> torc
     return torch.where(endless, bound.clamp(-most, most), end_of(eager, interval, end))
 
 
-def across_zero(
-    eager: torch.Tensor, interval: Interval | None, zero: float = 0.0
-) -> torch.Tensor | None:
-    """An operand that is zero wherever its interval holds zero; None where none does."""
+def across(eager: torch.Tensor, interval: Interval | None, point: float) -> torch.Tensor | None:
+    """An operand that is ``point`` wherever its interval holds that; None where none does."""
     if interval is None or not eager.dtype.is_floating_point:
         return None
-    inside = interval.loose & (interval.low < 0) & (interval.high > 0)
+    inside = interval.loose & (interval.low < point) & (interval.high > point)
     if not bool(inside.any()):
         return None
-    return torch.where(inside, zero, eager.to(torch.float64))
+    return torch.where(inside, point, eager.to(torch.float64))
 
 
 def operand_width(
@@ -231,11 +229,13 @@ def widen(
     fixed: torch.Tensor | None,
     around: torch.Tensor | None,
     eager_off: float = 1.0,
+    settled: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add the op's own budget (in ULP at ``scale``), take eager's value in, round to the dtype.
 
     ``around`` is room on either side of eager's value, for the flips of inner roundings;
-    ``eager_off`` is what eager itself is off in float64, in ULP at ``scale``.
+    ``eager_off`` is what eager itself is off in float64, in ULP at ``scale``, and ``settled`` where
+    a zero is the true value there, and not what is too small for eager.
     ``fixed`` marks elements on one side of a jump, where eager's value may belong
     to the other side and is left out.
     """
@@ -249,6 +249,8 @@ def widen(
         spread = own + eager_off if dtype == torch.float64 else own
         # An exact zero (tanh of 0, exp of -inf) has no error to be measured in ULP of nothing.
         exact = (true == 0) & (eager == 0) & (scale == 0)
+        if settled is not None:
+            exact &= settled
         room = torch.where(exact, 0.0, spread)
         low = low - room * ulp(torch.fmax(low.abs(), scale), computed)
         high = high + room * ulp(torch.fmax(high.abs(), scale), computed)

@@ -137,6 +137,8 @@ def _cases() -> list[Case]:
         case("native_dropout_backward.default", X, MASK, 1.1),
         case("native_dropout.default", X, 0.3, False),
         case("log_sigmoid_backward.default", X, Y, UNIT),
+        case("logit.default", X, 0.8),
+        case("logit.default", UNIT, 1.0),
         case("logit_backward.default", X, UNIT),
         case("logit_backward.default", X, Y, 0.1),
         case("_prelu_kernel_backward.default", X, Y, Z),

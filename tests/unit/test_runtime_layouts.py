@@ -143,3 +143,20 @@ def test_a_stride_of_size_1_may_turn_the_result_over() -> None:
     odd = y.as_strided(y.shape, (4, 4, 8, 1))
     assert odd.is_contiguous()
     assert fused(x, odd).stride() == chain(x, odd).stride() != (8, 4, 4, 1)
+
+
+def test_dtypes_are_those_of_torchs_kernels_not_of_its_meta_functions() -> None:
+    import torch._dynamo  # with it, results could be seen without running the chain
+
+    x, y = torch.randn(6).half(), torch.randn(6).bfloat16()
+
+    def chain() -> torch.Tensor:
+        return torch.neg(torch.ops.aten.threshold_backward(x, y, 1.0))
+
+    on_meta = torch.ops.aten.threshold_backward(x.to("meta"), y.to("meta"), 1.0)
+    assert on_meta.dtype != chain().dtype  # else there is nothing to see here
+    graph = record(chain, CaptureOptions()).graph
+    (candidate,) = find_candidates(graph)
+    kernel = generate_kernel(graph, candidate, targets=("cpu",))
+    fused = load_kernel(kernel.text, kernel.entry, kernel.hash)[kernel.entry]
+    assert fused.why_not(x, y) == ""

@@ -401,3 +401,20 @@ def test_the_tanh_gelus_slope_has_the_room_that_eager_itself_needs() -> None:
     for approximate, most in (("tanh", 40), ("none", 6)):
         (way,) = _budget(lambda g, x, a=approximate: slope(g, x, approximate=a), gradient, x).ways
         assert float((way.high - way.low).max()) < 2 * most * 2.0**-23
+
+
+def test_the_end_of_a_domain_within_an_interval_is_part_of_the_image() -> None:
+    """An error function that may be 1 has an inverse that may be infinite."""
+    x = torch.tensor([3.7153])
+    allowed = _budget(lambda x: torch.atanh(torch.erf(x)) * 1.0, x)
+    last = torch.atanh(torch.tensor(1 - 2.0**-24))
+    for value in (last, torch.tensor(math.inf)):
+        assert compare(value.reshape(1), allowed).mismatches == 0
+    assert compare(torch.tensor([7.0]), allowed).mismatches == 1
+
+
+def test_what_is_too_small_for_eager_may_be_the_smallest_number() -> None:
+    x = torch.tensor([5e-324, 0.0], dtype=torch.float64)
+    allowed = _budget(lambda x: torch.log1p(x) * 1.0, x)
+    assert compare(torch.tensor([5e-324, 0.0], dtype=torch.float64), allowed).mismatches == 0
+    assert compare(torch.tensor([0.0, 5e-324], dtype=torch.float64), allowed).mismatches == 1
