@@ -337,3 +337,11 @@ def test_the_summary_tells_refused_samples_from_refused_further_forms(tmp_path):
     assert "- 2 calls of `add`: dtype: none" in page
     assert "1 of those are supported" in page and "not supported: add." in page
     assert "**Not run**: 1 of 3 units" in page
+
+
+def test_the_page_is_written_from_the_kept_run_which_found_nothing_wrong():
+    kept = opinfo_page.load()
+    assert opinfo_page.PAGE.read_text(encoding="utf-8") == opinfo_page.render(kept)
+    assert (kept["mismatches"], kept["contractions"]["contracted"]) == (0, 0)
+    assert not kept["required_not_supported"]
+    assert set(kept["required"]) == set(NAMES["required"])
