@@ -82,13 +82,14 @@ def silu_backward(call: Call) -> Value:
     power = call.emit("exp", call.emit("neg", x))
     sigmoid = call.emit("div", one, call.emit("add", one, power))
     rest = call.emit("sub", one, sigmoid)
-    if dtype == "float32":
-        positive = call.emit("gt", x, call.constant(0.0, dtype))
-        rest = call.emit("select", positive, call.emit("mul", power, sigmoid), rest)
     slope = call.emit("fma", x, rest, one)
     if dtype == "float32":
         # The gradient last: its product with s may lose bits, which the slope would show.
-        return call.store(call.emit("mul", gradient, call.emit("mul", sigmoid, slope)), dtype)
+        exact = call.emit("mul", x, call.emit("mul", power, sigmoid))
+        positive = call.emit("gt", x, call.constant(0.0, dtype))
+        above = call.emit("fma", sigmoid, exact, sigmoid)
+        share = call.emit("select", positive, above, call.emit("mul", sigmoid, slope))
+        return call.store(call.emit("mul", gradient, share), dtype)
     return call.store(call.emit("mul", call.emit("mul", gradient, sigmoid), slope), dtype)
 
 
