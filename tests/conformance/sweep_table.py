@@ -104,10 +104,10 @@ it over a sample.
 - **Error**: distance from the true value (float64, by formulas that do not cancel; checked against
   mpmath) in units of its last place (ULP), or of the operand's where that is larger (*scale
   operand*: the op cancels, and no bound relative to the result exists).
-- **Budget**: from the op table; those above 4 were derived after a first sweep had exceeded 4 (the
-  op's note says how).  A result that lies between eager's own and the true value is within it; such
-  errors are eager's, and are not in the columns *CPU* and *CUDA IR*.  NaN, infinities and the sign
-  of zero must be those of the true value, or eager's.
+- **Budget**: from the op table; at most 4 for each transcendental function in the op (the notes at
+  the end say why where it is more than 4 in all).  A result that lies between eager's own and the
+  true value is within it; such errors are eager's, and are not in the columns *CPU* and *CUDA IR*.
+  NaN, infinities and the sign of zero must be those of the true value, or eager's.
 - **Eager**: its largest error (of every 16th chunk of 32,768 values, and wherever an error had to
   be explained), and in brackets how far its vector body and its strided loop are apart.
 """
