@@ -14,6 +14,7 @@ import contextlib
 import functools
 import hashlib
 import hmac
+import itertools
 import os
 import pickle
 import secrets
@@ -32,7 +33,7 @@ from fusion_advisor.runtime.loading import cache_directory, is_private, write_wh
 
 MOST_FILES = 600  # one per compiled kernel, 50 to 200 kB: the longest unused go first
 
-_MAGIC = b"fusion-advisor compiled kernel 1\n"
+_MAGIC = b"fusion-advisor compiled kernel 2\n"
 _KEY_BYTES = _SIGNATURE_BYTES = 32
 _KEY_NAME = "signing.key"
 
@@ -44,6 +45,24 @@ try:
     from numba.core.serialize import dumps
 except ImportError:  # a Numba that keeps these elsewhere: kernels are compiled in every process
     FunctionCache = None
+
+
+def _name_apart() -> None:
+    """Number the functions that this process compiles from a place of its own.
+
+    Numba tells compiled functions apart by an address and a count from 1.  Two processes forked
+    from one often agree in both; a third that loads what they kept then runs one kernel's code
+    where it called the other's.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        from numba.core.bytecode import FunctionIdentity
+
+        FunctionIdentity._unique_ids = itertools.count(secrets.randbits(62))
+
+
+_name_apart()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_name_apart)
 
 
 def content_key(function: Callable[..., Any], *options: object) -> str:

@@ -343,7 +343,7 @@ class Chain:
         moving: Sequence[str],
     ) -> list[torch.Tensor]:
         """The op in float64 at eager's operands, then at every corner of their intervals."""
-        wide = {name: widened(self.eager[name]) for name in node.inputs}
+        wide = {name: widened(one) for name, one in self._operands(node, value).items()}
         images = [self._evaluate(node, value, wide)]
         free = moving[:MAX_PERTURBED_OPERANDS]
         for ends in itertools.product((0, 1), repeat=len(free)):
@@ -374,6 +374,19 @@ class Chain:
             if finite:
                 images.append(self._evaluate(node, value, {**wide, **finite}))
         return images
+
+    def _operands(self, node: OpNode, value: str) -> dict[str, torch.Tensor]:
+        """Eager's operands; integers of which a float is made as eager takes them, rounded."""
+        operands = {name: self.eager[name] for name in node.inputs}
+        result = self.eager[value]
+        whole = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+        if (
+            node.kind == "elementwise"
+            and result.dtype in (torch.float32, torch.float64)
+            and all(one.dtype in whole for one in operands.values())
+        ):
+            return {name: one.to(result.dtype) for name, one in operands.items()}
+        return operands
 
     def _end(self, node: OpNode, name: str, interval: Interval | None, end: int) -> torch.Tensor:
         """One end of an operand's interval; a divisor of 0 is left to eager, which raises there."""

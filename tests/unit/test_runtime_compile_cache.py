@@ -1,6 +1,7 @@
 """Compiled kernels on disk: found again by content, never by mistake, never in the way."""
 
 import hmac
+import itertools
 import os
 import pickle
 import secrets
@@ -140,7 +141,7 @@ def test_an_entry_that_was_not_written_here_is_not_unpickled(cache: Path, tmp_pa
         "another's signature": written[:start] + evil,
         "another user's key": _signed(path.name, evil, secrets.token_bytes(32)),
         "another entry's signature": _signed("other.kernel", evil, key),
-        "another format": _signed(path.name, evil, key).replace(b"kernel 1", b"kernel 0"),
+        "another format": _signed(path.name, evil, key).replace(b"kernel 2", b"kernel 0"),
         "one bit": written[:-1] + bytes([written[-1] ^ 1]),
     }
     for case, content in planted.items():
@@ -335,3 +336,22 @@ def test_every_parallel_twin_is_compiled_with_the_same_options() -> None:
         x = np.ones(5, np.float32)
         kernel.parallel(x, np.empty_like(x))
         assert before == cpu_kernels._PARALLEL
+
+
+def test_functions_of_forked_processes_do_not_share_their_numbers() -> None:
+    """What two forks of one process compile is told apart by the process that loads both."""
+    from numba.core.bytecode import FunctionIdentity
+
+    numbers = [next(FunctionIdentity._unique_ids)]
+    for _ in range(2):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(write, str(next(FunctionIdentity._unique_ids)).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        numbers.append(int(os.read(read, 100)))
+        os.close(read)
+        os.close(write)
+    numbers.sort()
+    assert all(two - one > 1 << 20 for one, two in itertools.pairwise(numbers))

@@ -10,7 +10,7 @@ import pytest
 import torch
 import validation_kernels as kernels
 
-from fusion_advisor.validation import budgets
+from fusion_advisor.validation import budgets, ladder
 from fusion_advisor.validation.bits import ulp_distance
 from fusion_advisor.validation.budgets import OutputBudget, budget
 from fusion_advisor.validation.compare import compare
@@ -418,3 +418,20 @@ def test_what_is_too_small_for_eager_may_be_the_smallest_number() -> None:
     allowed = _budget(lambda x: torch.log1p(x) * 1.0, x)
     assert compare(torch.tensor([5e-324, 0.0], dtype=torch.float64), allowed).mismatches == 0
     assert compare(torch.tensor([0.0, 5e-324], dtype=torch.float64), allowed).mismatches == 1
+
+
+def test_functions_of_integers_are_judged_by_their_true_value() -> None:
+    """Eager's vector loop has cosh overflow before its time."""
+    x = torch.full((64,), 89)
+    allowed = _budget(lambda x: torch.cosh(x), x, own=_only("aten.cosh.default", 4.0))
+    right = torch.cosh(x.double()).float()
+    assert bool(torch.isfinite(right).all())
+    assert compare(right, allowed).mismatches == 0
+    assert compare(right * 0.99999, allowed).mismatches == 64
+
+
+def test_integers_that_a_float_does_not_hold_are_no_measure_of_a_chain() -> None:
+    exact, beyond = torch.tensor([2**24, -(2**24)]), torch.tensor([3, 2**24 + 1])
+    assert not ladder._rounds_integers((exact, torch.rand(2)), {torch.float32})
+    assert ladder._rounds_integers((torch.rand(2), beyond), {torch.float32})
+    assert ladder._rounds_integers((torch.tensor([257]),), {torch.float32, torch.bfloat16})
