@@ -6,7 +6,7 @@ import functools
 import pickle
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -164,7 +164,7 @@ class FusedFunction:
         self._fused += 1
         return results[0] if self._single else results
 
-    def into(self, out: torch.Tensor | tuple[torch.Tensor, ...], *args: Any) -> Any:
+    def into(self, out: torch.Tensor | Sequence[torch.Tensor], *args: Any) -> Any:
         """The chain's results in ``out``, which is returned: no memory is allocated for them.
 
         Each tensor of ``out`` has its result's shape, strides, dtype and device; it may be an
@@ -176,7 +176,7 @@ class FusedFunction:
             UsageError: a tensor of ``out`` does not fit, shares memory with what is read at other
                 elements, or gradients are asked for.
         """
-        given = out if isinstance(out, tuple) else (out,)
+        given = tuple(out) if isinstance(out, tuple | list) else (out,)
         if torch.is_grad_enabled() and any(
             getattr(one, "requires_grad", False) for one in (*given, *args[: self._tensor_count])
         ):
@@ -196,10 +196,14 @@ class FusedFunction:
         if plan is not None and not problem:
             if plan.given is None:
                 plan.given = given_outputs.GivenOutputs(self.signature, plan, args, given)
-            plan.given.check(args, given)
+            overwrites = plan.given.check(args, given)
             try:
-                self._launch(plan, args, given)
-                torch.autograd.graph.increment_version(given)
+                if overwrites and self.signature.checks_divisors:
+                    # Eager is to find a zero divisor in operands as they were given.
+                    given_outputs.fill(given, self._launch(plan, args))
+                else:
+                    self._launch(plan, args, given)
+                    torch.autograd.graph.increment_version(given)
                 self._fused += 1
                 return out
             except launch_cuda.CannotLaunchError as error:

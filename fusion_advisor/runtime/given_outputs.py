@@ -18,22 +18,24 @@ class GivenOutputs:
     def __init__(
         self, signature: Signature, plan: Plan, args: tuple[Any, ...], out: tuple[torch.Tensor, ...]
     ) -> None:
-        check_outputs(plan, out)
+        self._check_kind(plan, out)
         self._signature, self._plan = signature, plan
         self._matches = exact_match(out)
         self._read = tuple(map(_extent, args[: len(signature.parameters)]))
         self._written = tuple(map(_extent, out))
 
-    def check(self, args: tuple[Any, ...], out: tuple[torch.Tensor, ...]) -> None:
+    def check(self, args: tuple[Any, ...], out: tuple[torch.Tensor, ...]) -> bool:
         """Refuse tensors that are not what the plan makes, or whose memory is read elsewhere.
 
         An operand itself may be given: a kernel reads an element before it writes that place.
+        The result says whether one is.
 
         Raises:
             UsageError: naming the tensor and what is wrong with it.
         """
         if self._matches is None or len(out) != len(self._written) or not self._matches(*out):
-            check_outputs(self._plan, out)
+            self._check_kind(self._plan, out)
+        overwrites = False
         places: list[tuple[int, int]] = []
         for index, (tensor, bytes_) in enumerate(zip(out, self._written, strict=True)):
             start = tensor.data_ptr()
@@ -48,6 +50,16 @@ class GivenOutputs:
             for index, (start, end) in enumerate(places):
                 if first < end and start < last:
                     self._refuse_other_elements(parameter, tensor, index, out[index])
+                    overwrites = True
+        return overwrites
+
+    @staticmethod
+    def _check_kind(plan: Plan, out: tuple[torch.Tensor, ...]) -> None:
+        _check_tensors(out)
+        check_outputs(plan, out)
+        for index, tensor in enumerate(out):
+            if tensor.is_neg():  # a kernel would write the numbers that the view shows negated
+                raise UsageError(f"out[{index}] has a lazy neg bit: give its resolve_neg()")
 
     def _refuse_other_elements(
         self, parameter: int, operand: torch.Tensor, index: int, out: torch.Tensor
@@ -76,12 +88,19 @@ def _is_the_operand(signature: Signature, out: torch.Tensor, operand: torch.Tens
     )
 
 
+def _check_tensors(out: tuple[Any, ...]) -> None:
+    for index, one in enumerate(out):
+        if not isinstance(one, torch.Tensor):
+            raise UsageError(f"out[{index}] is a {type(one).__name__}, not a tensor")
+
+
 def fill(out: tuple[torch.Tensor, ...], results: Any) -> None:
     """Copy eager's results into the tensors given.
 
     Raises:
         UsageError: a tensor is not of its result's shape and dtype.
     """
+    _check_tensors(out)
     made = results if isinstance(results, tuple) else (results,)
     if len(made) != len(out):
         raise UsageError(f"out= holds {len(out)} tensors; this function has {len(made)}")

@@ -171,6 +171,25 @@ def test_a_zero_divisor_raises_torchs_own_error_and_is_counted(name, count):
     assert fused.stats.fused == 1
 
 
+@pytest.mark.parametrize("count", [5, LARGE])
+@pytest.mark.parametrize("overwritten", [0, 1])
+def test_a_zero_divisor_is_found_in_the_operand_that_results_overwrite(overwritten, count):
+    fused = fused_of(lambda x, y: x // y, *torch.ones(2, count, dtype=torch.int64))
+    fused.reset_stats()
+    operands = torch.arange(count) + 7, torch.full((count,), 2)
+    expected = operands[0] // operands[1]
+    operands[1][1] = 0
+    before = operands[0].clone(), operands[1].clone()
+    with pytest.warns(FusionFallbackWarning), pytest.raises(RuntimeError, match="ZeroDivision"):
+        fused.into(operands[overwritten], *operands)
+    assert torch.equal(operands[0], before[0])
+    assert torch.equal(operands[1], before[1])
+    operands[1][1] = 2
+    version = operands[overwritten]._version
+    assert torch.equal(fused.into(operands[overwritten], *operands), expected)
+    assert operands[overwritten]._version == version + 1
+
+
 def test_a_zero_that_no_result_shows_raises_as_well():
     def call(x, y):
         return torch.where(y == 0, x, x // y)

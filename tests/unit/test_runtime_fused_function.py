@@ -455,6 +455,19 @@ def test_given_tensors_that_do_not_fit_stay_as_they_were(bias: dict[str, Any]) -
         bias["fused"].into(torch.zeros(2, 5, 7), *args)
 
 
+def test_what_is_no_plain_tensor_is_not_written(bias: dict[str, Any]) -> None:
+    args = bias_args(2, 5, 7)
+    out = torch.zeros(2, 5, 7)
+    with pytest.raises(UsageError, match=r"out\[0\] has a lazy neg bit"):
+        bias["fused"].into(torch._neg_view(out), *args)
+    assert not out.any()
+    with pytest.raises(UsageError, match=r"out\[0\] is a NoneType, not a tensor"):
+        bias["fused"].into(None, *args)
+    given = [out]
+    assert bias["fused"].into(given, *args) is given
+    assert torch.equal(out, bias["eager_bias"](*args))
+
+
 def test_where_eager_runs_its_results_are_copied(bias: dict[str, Any]) -> None:
     args = [one.double() for one in bias_args(2, 5, 7)]
     out = torch.zeros(2, 5, 7, dtype=torch.float64)
