@@ -235,6 +235,8 @@ def _reason(op: str) -> str:
         return ""
     scale = " of the operand" if info.error_scale == "operand" else ""
     note = f": {info.note}" if info.note else ""
+    if not scale:  # the budget is counted from the true value, and eager's own is taken in
+        note += "; the rest is eager's own distance from the true value"
     return _escaped(f"budget {info.budget_ulp:g} ULP{scale}{note}")
 
 
