@@ -28,8 +28,8 @@ MOST_ELEMENTS = 600  # of a value: the kernels are tried on other sizes as well
 MOST_RANK = 5
 # Of steps like floor on values that a kernel need not have to the bit.  Many of them would leave
 # too much undecided: each element at a jump may come out on either side.
-STEPS_ON_INEXACT = 0.1  # taken whatever they meet
-LEFT_OUT_ON_INEXACT = 0.5  # of those that meet no jump here; other operands may
+STEPS_ON_INEXACT = 0.002  # taken whatever they meet: a few, to see both sides judged
+LEFT_OUT_ON_INEXACT = 0.9  # of those that meet no jump here; other operands may
 ATTEMPTS = 40  # for each step, before it is left out
 KINDS = {"op": 0.66, "view": 0.16, "in place": 0.12, "cast": 0.06}  # of steps, how often
 SHAPES = (
