@@ -32,7 +32,7 @@ def register_op(
     """A decorator that adds an elementwise op, such as one of ``torch.library``, to the op table.
 
     ``name`` is an overload: ``"mylib::soft_cap"``, ``"mylib.soft_cap.default"`` or
-    ``torch.ops.mylib.soft_cap.default``.  The function it decorates writes the op for one element:
+    ``torch.ops.mylib.soft_cap.default`` (``.default`` may be left out).  The function it decorates writes the op for one element:
     it is given a ``Call`` and gives the result, or as many as the op has.  ``flops`` is its work
     per element; ``budget_ulp`` how far a float32 result may be off, in units in the last place of
     the result or (``error_scale="operand"``) of the larger of result and first operand, 0 meaning
@@ -48,6 +48,8 @@ def register_op(
     full = str(overload)
     _check_schema(full, overload)
     _check_numbers(full, flops, budget_ulp, note)
+    if error_scale not in ("result", "operand"):
+        raise UsageError(f"{full}: error_scale is {error_scale!r}; it is 'result' or 'operand'")
 
     def add(recipe: RecipeT) -> RecipeT:
         info = ops.OpInfo(
@@ -80,6 +82,8 @@ def unregister_op(name: Any) -> None:
 def _overload(name: Any) -> torch._ops.OpOverload:
     if isinstance(name, torch._ops.OpOverload):
         return name
+    if isinstance(name, torch._ops.OpOverloadPacket) and "default" in name.overloads():
+        return name.default
     text = name if isinstance(name, str) else ""
     space, _, rest = text.replace("::", ".", 1).partition(".")
     base, _, kind = rest.partition(".")
@@ -236,7 +240,11 @@ def _refusal(
             raise UsageError(f"the recipe of {info.name} is wrong: {refused}") from refused
         return str(refused)
     except CodegenError as wrong:
-        raise UsageError(f"the recipe of {info.name} is wrong for {dtype}: {wrong}") from wrong
+        problem = str(wrong).removesuffix("; report this with the op's name")  # it is the caller's
+        raise UsageError(
+            f"the recipe of {info.name} is wrong for {dtype}: {problem}. Where it does not take "
+            f"that dtype, call.require_float or call.refuse says so; {_HOW}"
+        ) from wrong
     except Exception as wrong:
         raise UsageError(
             f"the recipe of {info.name} raises {type(wrong).__name__} for {dtype}: {wrong}; {_HOW}"

@@ -194,6 +194,7 @@ def test_another_process_does_not_have_it():
         (NAME, {"budget_ulp": float("nan")}, "a number from 0 on"),
         (NAME, {"budget_ulp": "4"}, "not a number"),
         (NAME, {"flops": -2}, "a number from 0 on"),
+        (NAME, {"error_scale": "operands"}, "it is 'result' or 'operand'"),
         (NAME, {"budget_ulp": 9}, "needs a note"),
         ("fusion_advisor_tests::add_into", {}, "functional form"),
     ],
@@ -201,6 +202,14 @@ def test_another_process_does_not_have_it():
 def test_what_cannot_be_right_is_refused(name, settings, message):
     with pytest.raises(UsageError, match=message):
         fa.register_op(name, **settings)(capped)
+
+
+def test_an_op_is_also_named_without_its_overload():
+    packet = getattr(torch.ops.fusion_advisor_tests, NAME.split("::")[-1])
+    fa.register_op(packet, budget_ulp=4)(capped)
+    fa.unregister_op(packet)
+    with pytest.raises(UsageError, match="was not added"):
+        fa.unregister_op(NAME)
 
 
 def _stored_wide(call):
@@ -212,7 +221,7 @@ def _stored_wide(call):
     [
         (lambda call: call.emit("bessel", call.load("x", "float32")), "no opcode 'bessel'"),
         (lambda call: call.emit("and", call.load("x", "float32"), call.load("x", "float32")),
-         "and does not work on float32"),
+         "and does not work on float32. .*call.require_float"),
         (lambda call: call.emit("add", call.load("x", "float32"), call.load("x", "float64")),
          "add mixes float32 and float64"),
         (_stored_wide, "gave .* where its recipe gives float64"),
