@@ -32,11 +32,12 @@ def register_op(
     """A decorator that adds an elementwise op, such as one of ``torch.library``, to the op table.
 
     ``name`` is an overload: ``"mylib::soft_cap"``, ``"mylib.soft_cap.default"`` or
-    ``torch.ops.mylib.soft_cap.default`` (``.default`` may be left out).  The function it decorates writes the op for one element:
-    it is given a ``Call`` and gives the result, or as many as the op has.  ``flops`` is its work
-    per element; ``budget_ulp`` how far a float32 result may be off, in units in the last place of
-    the result or (``error_scale="operand"``) of the larger of result and first operand, 0 meaning
-    eager's very bits; above 4 it needs a ``note`` that says why.  ``discontinuous`` results jump.
+    ``torch.ops.mylib.soft_cap.default`` (``.default`` may be left out).  The function it decorates
+    writes the op for one element: it is given a ``Call`` and gives the result, or as many as the
+    op has.  ``flops`` is its work per element; ``budget_ulp`` how far a float32 result may be off,
+    in units in the last place of the result or (``error_scale="operand"``) of the larger of result
+    and first operand, 0 meaning eager's very bits; above 4 it needs a ``note`` that says why.
+    ``discontinuous`` results jump.
 
     What is recorded from then on can be fused.  An op that was added may be added again, which
     replaces it; one that Fusion Advisor itself knows may not.
