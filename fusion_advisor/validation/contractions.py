@@ -214,8 +214,9 @@ class CudaContractions:
                 f"a product is added without its own rounding ({len(self.stray)} times, "
                 f"first {self.stray[0]!r}): write fmul_rn"
             )
+        # (Fewer than the uncontracted has: a constant that was folded.)
         own = self.in_ptx - self.inside_maths
-        if own:
+        if own > 0:
             return f"the PTX holds {own} fused multiply-adds that neither an op nor maths asks for"
         return ""
 

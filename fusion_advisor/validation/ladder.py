@@ -25,6 +25,7 @@ from fusion_advisor.records import (
     ValidationResult,
 )
 from fusion_advisor.validation import (
+    aten,
     benchmark,
     contractions,
     cuda_compiler,
@@ -433,8 +434,10 @@ def _against_float64(session: Session) -> str:
     It is measured in ULP of the coarsest dtype that the chain rounds to on its way.
     """
     passed = _float_dtypes(session)
+    allowance = 8.0 + 4 * sum(table_budget(node) for node in session.graph.nodes
+                              if node.id in session.candidate.nodes)  # fmt: skip
     worst = 0.0
-    compared = 0
+    compared = amplified = 0
     for prepared in session.prepared:
         if not 0 < prepared.elements <= 1 << 16 or "special" in prepared.case.name:
             continue
@@ -445,7 +448,7 @@ def _against_float64(session: Session) -> str:
             for tensor in prepared.case.tensors
         ]
         truth = _in_float64(session, wide)
-        for one, two in zip(prepared.expected, truth, strict=True):
+        for place, (one, two) in enumerate(zip(prepared.expected, truth, strict=True)):
             if not one.dtype.is_floating_point or one.dtype == torch.float64:
                 continue
             exact = two.to(torch.float64)
@@ -456,10 +459,12 @@ def _against_float64(session: Session) -> str:
             finite = torch.isfinite(error) & torch.isfinite(one)
             error = error[finite]
             if exact[finite].unique().numel() >= MEDIAN_OF:
-                worst = max(worst, float(error.quantile(0.5)))
                 compared += 1
-    allowance = 8.0 + 4 * sum(table_budget(node) for node in session.graph.nodes
-                              if node.id in session.candidate.nodes)  # fmt: skip
+                median = float(error.quantile(0.5))
+                if median > allowance and _explained(session, prepared, place, exact, finite):
+                    amplified += 1
+                else:
+                    worst = max(worst, median)
     if not compared:
         raise NotRun(f"no float output below float64 has {MEDIAN_OF} different values")
     if worst > allowance:
@@ -467,7 +472,46 @@ def _against_float64(session: Session) -> str:
             f"half of the elements are more than {worst:.3g} ULP from the float64 result; "
             f"this chain's ops explain {allowance:.3g}"
         )
-    return f"median distance from float64 at most {worst:.3g} ULP"
+    detail = f"median distance from float64 at most {worst:.3g} ULP"
+    if amplified:
+        detail += f"; in {amplified} of {compared} results its ops' roundings are amplified further"
+    return detail
+
+
+def _explained(
+    session: Session,
+    prepared: PreparedCase,
+    place: int,
+    exact: torch.Tensor,
+    finite: torch.Tensor,
+) -> bool:
+    """Whether roundings of the single ops carry most of eager's results that far from float64's.
+
+    Digits that cancel later (``1 - tanh(x) ** 2``) make much of a rounding.  So the chain is run in
+    float64 a few times more, every op's result moved up or down by an ULP of its own dtype.
+    """
+    nodes = aten.needed_nodes(session.graph, session.candidate)
+    dtypes = {spec.id: getattr(torch, spec.dtype) for spec in session.graph.values}
+    value = session.candidate.outputs[place]
+    moved = torch.zeros_like(exact)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(8):
+        values = {
+            name: tensor.double() if tensor.dtype.is_floating_point else tensor
+            for name, tensor in session.named(prepared.case.tensors).items()
+        }
+        for node in nodes:
+            with torch.no_grad():
+                made = aten.bind_outputs(node, aten.call(node, values, wide=True))
+            for name, tensor in made.items():
+                if tensor.dtype.is_floating_point and dtypes[name].is_floating_point:
+                    sides = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+                    step = (2 * sides - 1).sign() * torch.finfo(dtypes[name]).eps
+                    made[name] = tensor * (1 + step)
+            values.update(made)
+        moved = torch.fmax(moved, (values[value].double() - exact).abs())
+    error = (prepared.expected[place].double() - exact).abs()
+    return 2 * int((error <= 4 * moved)[finite].sum()) >= int(finite.sum())
 
 
 def _rounds_integers(tensors: Sequence[torch.Tensor], dtypes: set[torch.dtype]) -> bool:
