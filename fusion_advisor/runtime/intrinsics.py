@@ -14,6 +14,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from fusion_advisor.runtime import half_library
+
+half_library.provide()
+
 # Adding 1.5 * 2**(mantissa bits) rounds a small number to an integer held in the low bits.
 ROUNDING_SHIFT = {32: 12582912.0, 64: 6755399441055744.0}
 _MANTISSA_BITS = {32: 23, 64: 52}
@@ -255,23 +259,12 @@ def half_to_single(typingctx: Any, bits: Any) -> Any:
 
 @intrinsic
 def single_to_half(typingctx: Any, x: Any) -> Any:
-    """The bits of the float16 nearest to a float32, half to even.
-
-    Whatever made the float32 is kept apart from the rounding.  LLVM would round both operands of
-    a copysign instead of its result, and where the sign came from a float64, would round that to
-    float16 in one step: by a library function that is not there, which aborts the process.
-    """
+    """The bits of the float16 nearest to a float32, half to even."""
     if x != types.float32:
         return None
 
     def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        apart = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(args[0].type, [args[0].type]),
-            "llvm.canonicalize.f32",
-        )
-        value = builder.call(apart, args)
-        return builder.bitcast(builder.fptrunc(value, ir.HalfType()), _integer(16))
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), _integer(16))
 
     return types.uint16(x), lower
 
