@@ -378,7 +378,11 @@ class _LateReaders:
             return (
                 "mutated-input",
                 f"{node.op} writes in place what is read again through another name or view; "
-                "use the form without the trailing underscore",
+                + (
+                    "call it without out="
+                    if out_keyword(node.op)
+                    else "use the form without the trailing underscore"
+                ),
             )
         return None
 

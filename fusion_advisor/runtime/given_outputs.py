@@ -109,5 +109,15 @@ def fill(out: tuple[torch.Tensor, ...], results: Any) -> None:
             raise UsageError(
                 f"out[{index}] must be a {result.dtype} tensor of shape {tuple(result.shape)}"
             )
+        if any(_overlap(target, other) for other in out[:index]):
+            raise UsageError(f"out[{index}] shares memory with another of out=")
     for target, result in zip(out, made, strict=True):
         target.copy_(result)
+
+
+def _overlap(one: torch.Tensor, two: torch.Tensor) -> bool:
+    try:
+        (first, last), (start, end) = stretch(one), stretch(two)
+    except RuntimeError:  # no memory of its own: torch itself watches over such tensors
+        return False
+    return first < end and start < last

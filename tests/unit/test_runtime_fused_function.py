@@ -478,6 +478,17 @@ def test_where_eager_runs_its_results_are_copied(bias: dict[str, Any]) -> None:
         bias["fused"].into(out.float(), *args)
 
 
+def test_two_results_never_go_into_one_memory() -> None:
+    from fusion_advisor.runtime.given_outputs import fill
+
+    memory = torch.zeros(12)
+    with pytest.raises(UsageError, match=r"out\[1\] shares memory with another"):
+        fill((memory[:8], memory[4:]), (torch.ones(8), torch.ones(8)))
+    assert not memory.any()
+    fill((memory[:6], memory[6:]), (torch.ones(6), torch.full((6,), 2.0)))
+    assert memory.tolist() == [1.0] * 6 + [2.0] * 6
+
+
 def test_forced_eager_is_not_counted(gelu: dict[str, Any]) -> None:
     x = torch.randn(2, 3, 4)
     with gelu["fused"].forced_eager():
