@@ -103,7 +103,7 @@ def test_without_scripts_everything_is_there(opened: Any) -> None:
     assert page.locator(".filter:visible").count() == 0
     assert page.locator("th button").count() == 0
     page.locator("summary", has_text="Their evidence").click()
-    assert page.locator("#F10").is_visible()
+    page.locator("#F10").wait_for(state="visible")
     names = page.locator(".tree .module b:visible")
     assert names.all_inner_texts() == ["transformer", "h", "0", "outside any module"]
     names.nth(2).click()

@@ -172,6 +172,9 @@ def kernels_are_right(mutant: Mutant) -> bool:
     return all(match.group(0) in text for one in (_CPU, _CUDA) for match in one.finditer(right))
 
 
+NOT_PYTHON = "not Python"  # the kind whose very fault it is
+
+
 def _parses(text: str) -> bool:
     """Whether an operator gave Python: one that cuts an expression in two plants no fault."""
     try:
@@ -187,7 +190,7 @@ def mutants(chain: str, problem: Problem, kind: Kind, *, most: int = 2) -> Itera
     found = [
         body
         for body in dict.fromkeys(kind.operator(kernel))
-        if body != kernel.body and _parses(body)
+        if body != kernel.body and (kind.name == NOT_PYTHON or _parses(body))
     ]
     if len(found) > most:
         step = (len(found) - 1) / max(most - 1, 1)
