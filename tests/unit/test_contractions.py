@@ -100,6 +100,14 @@ def test_with_contraction_forbidden_float32_maths_holds_as_many() -> None:
         assert count == len(contractions.PTX_FMA.findall(strict)) > 0
 
 
+def test_only_more_multiply_adds_than_uncontracted_are_stray() -> None:
+    def problem(found: int, uncontracted: int) -> str:
+        return contractions.CudaContractions((), found, uncontracted, "").problem
+
+    assert "holds 1 fused multiply-adds that neither" in problem(3, 2)
+    assert problem(2, 2) == problem(1, 2) == ""  # a constant was folded
+
+
 # --- planted ------------------------------------------------------------------------------
 
 

@@ -140,3 +140,42 @@ def test_large_inputs_are_judged_where_they_differ() -> None:
     wrong[200, 4] += 1e-3  # written after it was judged: nothing is remembered by address
     assert session.judge(0, [wrong])[0].mismatches == 2
     assert session.judge(0, [one_up])[0] == close
+
+
+def test_a_reference_that_is_not_near_float64_fails_and_cancelled_digits_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from forms_support import recorded
+
+    from fusion_advisor.analysis import find_candidates
+    from fusion_advisor.errors import ValidationError
+    from fusion_advisor.kernels import generate_kernel
+    from fusion_advisor.recorder import replay
+    from fusion_advisor.validation import ladder
+    from fusion_advisor.validation.session import Session
+
+    def cancels(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.tanh_backward(x * 1.0, torch.tanh(x))
+
+    x = torch.linspace(2.5, 3.5, 96).bfloat16()
+    recording = recorded(cancels, x)
+    graph = recording.graph
+    (candidate,) = find_candidates(graph)
+    names = tuple(operand.value for operand in candidate.inputs)
+    part = (graph, candidate.computed, names, candidate.outputs)
+    session = Session(
+        generate_kernel(graph, candidate),
+        graph,
+        candidate,
+        replay.subgraph(*part),
+        replay.subgraph(*part, high_precision=True),
+        replay.materialize(graph, recording.store, names),
+    )
+    session.prepare()
+    assert "amplified" in ladder._against_float64(session)
+    truth = ladder._in_float64
+    monkeypatch.setattr(
+        ladder, "_in_float64", lambda *given: tuple(3 * one for one in truth(*given))
+    )
+    with pytest.raises(ValidationError, match="ULP from the float64 result"):
+        ladder._against_float64(session)
